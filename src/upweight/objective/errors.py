@@ -1,0 +1,25 @@
+"""The one sentence a wrong call gets: what, which value, the way out."""
+
+
+class UsageError(ValueError):
+    """The call was wrong. The command line prints the sentence and leaves with exit code 2."""
+
+
+def bad_parameter(name: str, owner: str, must: str, got: object, way_out: str = "") -> UsageError:
+    """Build the error for a bad parameter.
+
+    Args:
+        name: the parameter, as the caller spells it (`clip_high`).
+        owner: the function, class or command it belongs to (`grpo_loss`).
+        must: what it has to be, completing "must be ..." or "must ..." (`at least 0`).
+        got: the offending value; shown with `repr`, cut at 80 characters.
+        way_out: an optional second sentence that says what to do instead.
+
+    Example:
+        >>> print(bad_parameter("clip", "grpo_loss", "at least 0", -0.1))
+        The 'clip' parameter of grpo_loss must be at least 0. Got -0.1 instead.
+    """
+    shown = repr(got)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    sentence = f"The '{name}' parameter of {owner} must be {must}. Got {shown} instead."
+    return UsageError(f"{sentence} {way_out}" if way_out else sentence)

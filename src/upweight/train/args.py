@@ -1,0 +1,116 @@
+"""`TrainArgs`: the whole configuration of a run, flag by flag. Imports no torch."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from upweight.objective.spec import Objective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainArgs:
+    """Configuration of `upweight train`. Batch sizes are in plain units; everything else is derived from them."""
+
+    objective: Objective = field(default_factory=Objective)
+    """The loss: see `Objective`. Its fields are flags of the same names."""
+
+    preset: str = "grpo"
+    """The row of the preset table that gave the objective its defaults: grpo, grpo-paper, dr-grpo, dapo, gspo, cispo."""
+
+    model: str = "tiny"
+    """tiny, smollm2-135m, a folder, a GGUF file, or a name on the Hugging Face hub."""
+
+    task: str = "arithmetic"
+    """Where prompts come from. arithmetic takes parameters: arithmetic:digits=2,terms=2,operators=+-,style=bare"""
+
+    data: str | None = None
+    """A JSONL file with a row a line (prompt, answer, other columns); takes the place of the task."""
+
+    eval_data: str | None = None
+    """A JSONL file of held-out rows, evaluated before and after (the arithmetic task brings its own)."""
+
+    reward: str | None = None
+    """exact or gsm8k; where not given, the task says. Functions of your own go through upweight.Trainer."""
+
+    output_dir: str | None = None
+    """Run folder; runs/MODEL-TASK-PRESET-TIME where not given. A folder that holds a run is refused."""
+
+    seed: int = 0
+    """Of everything random: data order, sampling noise, a fresh model, the warm-up."""
+
+    max_steps: int = 100
+    """Training steps: batches sampled and trained on."""
+
+    prompts_per_step: int = 64
+    """P: prompts per step. P x G answers are sampled."""
+
+    group_size: int = 8
+    """G: answers per prompt, the group that the baseline is made of."""
+
+    minibatches: int = 1
+    """M: the batch is split by prompt into M optimiser updates."""
+
+    epochs_per_batch: int = 1
+    """K: each batch is gone through K times; updates per step = M x K."""
+
+    micro_batch_tokens: int = 16384
+    """Tokens (padding included) of one forward and backward pass: bounds memory, never changes the result."""
+
+    max_new_tokens: int | None = None
+    """Budget of one answer in tokens; where not given, the task says."""
+
+    temperature: float = 1.0
+    """Of sampling, and of every log-probability the objective sees."""
+
+    top_p: float = 1.0
+    """Nucleus sampling; the kept set is replayed when the trainer scores the token."""
+
+    top_k: int = 0
+    """Top-k sampling, 0 = off; the kept set is replayed likewise."""
+
+    resample_budget: int = 4
+    """With resample: at most this many rounds of sampling a step. Used up: train on the informative groups
+    there are; skip the step where there is none."""
+
+    learning_rate: float | None = None
+    """Peak of AdamW's learning rate; 1e-3 for tiny, 1e-5 for every other model where not given."""
+
+    lr_warmup_steps: int = 5
+    """Steps of linear warm-up from 0."""
+
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or down to 0 at max_steps."""
+
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 = never."""
+
+    sft_steps: int | None = None
+    """Supervised warm-up steps on worked arithmetic answers, 0 = none; where not given, tiny has its own
+    number and every other model none. The result is cached."""
+
+    save_every: int = 0
+    """Write a checkpoint every so many steps; 0 = only at the end."""
+
+    eval_every: int = 0
+    """Held-out greedy accuracy every so many steps; 0 = only before and after."""
+
+    eval_prompts: int = 256
+    """Held-out prompts an evaluation uses, at most."""
+
+    rollouts_every: int = 1
+    """Write the step's prompts, answers and scores to RUN/rollouts every so many steps; 0 = never."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights and the passes. Log-softmax is float32 always."""
+
+    device: str = "auto"
+    """auto takes a GPU where there is one; or cpu, cuda, cuda:1."""
+
+    handshake_tolerance: float | None = None
+    """Largest mean |log-prob difference| between sampler and trainer before the first step (nats);
+    1e-3 in float32, 5e-2 in bfloat16 where not given."""
+
+    dry_run: bool = False
+    """Resolve and print the configuration, check the data, and stop before anything is loaded or written."""
