@@ -111,6 +111,3 @@ class TrainArgs:
     handshake_tolerance: float | None = None
     """Largest mean |log-prob difference| between sampler and trainer before the first step (nats);
     1e-3 in float32, 5e-2 in bfloat16 where not given."""
-
-    dry_run: bool = False
-    """Resolve and print the configuration, check the data, and stop before anything is loaded or written."""

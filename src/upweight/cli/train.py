@@ -1,0 +1,146 @@
+"""`upweight train`: flags, a preset and a file become a `TrainArgs`. Imports no torch before it trains."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from upweight.cli.config import OBJECTIVE_FLAGS, did_you_mean, read_config
+from upweight.objective.errors import UsageError
+from upweight.objective.presets import PRESETS, preset
+from upweight.train.args import TrainArgs
+from upweight.train.check import check_args
+
+_DESCRIPTION = """Train a language model by reinforcement learning on checked answers.
+
+Values come from the defaults, then --preset, then --config, then the flags: the later one wins.
+
+examples:
+  upweight train --preset dr-grpo --max_steps 50
+  upweight train --model smollm2-135m --clip_high 0.28 --filter_groups true --kl_coef 0
+  upweight train --config run.toml --seed 1 --dry-run"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainCall:
+    """One call of `upweight train`, as far as the command line alone tells."""
+
+    args: Annotated[TrainArgs, tyro.conf.FlagConversionOff] = field(default_factory=TrainArgs)
+    """The run's configuration."""
+
+    config: str | None = None
+    """A TOML or YAML file of flags (`clip_high = 0.28`); flags given here win over it."""
+
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Check everything that can be checked before a model is loaded, and stop there."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Train, or with `--dry-run` check that training could start.
+
+    Args:
+        argv: what follows `upweight train`.
+
+    Returns:
+        0.
+
+    Raises:
+        UsageError: the configuration cannot work.
+        SystemExit: 2 for a flag that does not parse, 0 after `--help`.
+    """
+    args, dry_run = resolve(argv)
+    check_args(args)
+    # Only now: PyTorch takes seconds to load, and a wrong flag should not cost them.
+    from upweight.train.trainer import Trainer
+
+    trainer = Trainer(args=args)
+    if dry_run:
+        trainer.check()
+    else:
+        trainer.train()
+    return 0
+
+
+def resolve(argv: Sequence[str]) -> tuple[TrainArgs, bool]:
+    """Put the configuration together: defaults < preset < file < flags.
+
+    The command line is parsed twice: once to learn which preset and which file it names, then on top of what
+    these two say.
+
+    Args:
+        argv: what follows `upweight train`.
+
+    Returns:
+        The configuration, and whether this is a dry run. Fields that the run fills in later stay None.
+
+    Raises:
+        UsageError: an unknown preset, or something wrong with the file.
+        SystemExit: 2 for a flag that does not parse, 0 after `--help`.
+
+    Example:
+        >>> args, dry_run = resolve(["--preset", "gspo", "--clip-high", "0.001"])
+        >>> args.objective.ratio_level, args.objective.bounds
+        ('sequence', (0.9997, 1.001))
+    """
+    first = _parse(argv, TrainArgs())
+    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("--")}
+    values = read_config(first.config) if first.config is not None else {}
+    name = first.args.preset if "preset" in given else values.get("preset", first.args.preset)
+    budget = first.args.max_new_tokens if "max_new_tokens" in given else values.get("max_new_tokens")
+    call = _parse(argv, _defaults(str(name), values, budget if isinstance(budget, int) else None))
+    return call.args, call.dry_run
+
+
+def _defaults(name: str, values: Mapping[str, object], max_new_tokens: int | None) -> TrainArgs:
+    """What holds where no flag is given: the preset's row with the file's values on top."""
+    if name not in PRESETS:
+        raise UsageError(f"'{name}' is not a preset. {did_you_mean(name, tuple(PRESETS))}")
+    objective = {key: value for key, value in values.items() if key in OBJECTIVE_FLAGS}
+    rest = {key: value for key, value in values.items() if key not in OBJECTIVE_FLAGS and key != "preset"}
+    base = dataclasses.replace(preset(name, max_new_tokens=max_new_tokens), **objective)  # type: ignore[arg-type]
+    return TrainArgs(objective=base, preset=name, **rest)  # type: ignore[arg-type]
+
+
+def _parse(argv: Sequence[str], defaults: TrainArgs) -> TrainCall:
+    with _words():
+        return tyro.cli(
+            TrainCall,
+            prog="upweight train",
+            description=_DESCRIPTION,
+            args=list(argv),
+            default=TrainCall(args=defaults),
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
+            use_underscores=True,
+        )
+
+
+def _words() -> tyro.constructors.ConstructorRegistry:
+    """How `true`, `false` and `none` are spelled on the command line; Python's own spelling works as well."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def words(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        if info.type is bool:
+            return _one_of({"true": True, "false": False})
+        if info.type is type(None):
+            return _one_of({"none": None})
+        return None
+
+    return registry
+
+
+def _one_of(spelling: Mapping[str, bool | None]) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
+    def read(words: list[str]) -> bool | None:
+        if words[0].lower() not in spelling:
+            raise ValueError(f"{' or '.join(spelling)} was expected")
+        return spelling[words[0].lower()]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(spelling) + "}",
+        instance_from_str=read,
+        is_instance=lambda value: value in spelling.values(),
+        str_from_instance=lambda value: [str(value).lower()],
+    )

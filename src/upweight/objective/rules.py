@@ -1,0 +1,270 @@
+"""Which objectives contradict themselves, and which choices have no effect or a surprising one. Imports no torch.
+
+`contradictions` lists what is refused, `notes` what is worth knowing and never refused. Both return finished
+sentences that name the flag, its value and the way out, so that the command line, `explain` and the trainer say
+the same.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+
+from upweight.objective.errors import bad_parameter
+from upweight.objective.fields import must_be
+from upweight.objective.spec import Objective
+
+OWNER = "Objective"
+
+
+def contradictions(
+    objective: Objective,
+    *,
+    group_size: int,
+    max_new_tokens: int | None = None,
+    budget_from_task: bool = False,
+    has_sampler_logprobs: bool = True,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    replays_kept_set: bool = True,
+) -> list[str]:
+    """Everything that makes an objective impossible or meaningless.
+
+    Args:
+        objective: the choices to check. Wrong types and unknown names are reported too, as a configuration file
+            or another program may hold anything.
+        group_size: G, answers per prompt.
+        max_new_tokens: generation budget of one answer in tokens; None where there is none.
+        budget_from_task: a budget of None will be filled in by the task, so nothing is held against it yet.
+        has_sampler_logprobs: whether the engine returns the log-probability of every token it samples.
+        top_p: nucleus sampling of the run, 1 = off.
+        top_k: top-k sampling of the run, 0 = off.
+        replays_kept_set: whether the engine returns the tokens that each one was chosen among.
+
+    Returns:
+        One sentence each, in the order of the fields; empty where the objective is sound. Values that are of a
+        wrong type are reported alone, since nothing else can be said about them.
+
+    Example:
+        >>> contradictions(Objective(clip=-0.1), group_size=8)
+        ["The 'clip' parameter of Objective must be at least 0. Got -0.1 instead. The lower bound is 1 - clip."]
+        >>> contradictions(Objective(), group_size=8)
+        []
+    """
+    if wrong := list(_wrong_values(objective)):
+        return wrong
+    problems = [*_out_of_range(objective)]
+    problems += _impossible_groups(objective, group_size)
+    problems += _impossible_lengths(objective, max_new_tokens, budget_from_task)
+    problems += _impossible_ratios(objective, has_sampler_logprobs)
+    if (top_p < 1 or top_k > 0) and not replays_kept_set:
+        problems.append(
+            f"top_p={top_p}, top_k={top_k} sample from a part of the vocabulary, and this engine does not say "
+            "which: the trainer would score another distribution. Set --top_p 1 --top_k 0, or use an engine that "
+            "returns the kept set."
+        )
+    return problems
+
+
+def _wrong_values(objective: Objective) -> Iterator[str]:
+    hints = typing.get_type_hints(Objective)
+    for field in dataclasses.fields(objective):
+        value = getattr(objective, field.name)
+        if must := must_be(hints[field.name], value):
+            yield str(bad_parameter(field.name, OWNER, must, value))
+
+
+def _out_of_range(o: Objective) -> Iterator[str]:
+    """Single values outside their range."""
+    checks = [
+        ("adv_ddof", o.adv_ddof >= 0, "at least 0", "1 divides by n - 1, 0 by n."),
+        ("adv_eps", o.adv_eps >= 0, "at least 0", "It is added to the std."),
+        ("gae_lambda", 0 <= o.gae_lambda <= 1, "between 0 and 1", ""),
+        ("clip", o.clip >= 0, "at least 0", "The lower bound is 1 - clip."),
+        ("clip_high", o.clip_high is None or o.clip_high >= 0, "at least 0", "The upper bound is 1 + clip_high."),
+        (
+            "dual_clip",
+            o.dual_clip is None or o.dual_clip > 1,
+            "above 1",
+            "At 1 or below it would cut off updates inside the clip range; 3 is usual, none turns it off.",
+        ),
+        ("kl_coef", o.kl_coef >= 0, "at least 0", "A negative one would push away from the reference; 0 turns it off."),
+        ("correction_cap", o.correction_cap > 0, "above 0", "2 is usual."),
+        ("overlong_buffer", o.overlong_buffer >= 0, "at least 0", "0 turns the penalty off."),
+    ]
+    for name, holds, must, way_out in checks:
+        if not holds:
+            yield str(bad_parameter(name, OWNER, must, getattr(o, name), way_out))
+
+
+def _impossible_groups(o: Objective, group_size: int) -> Iterator[str]:
+    if o.baseline == "critic":
+        yield (
+            "baseline=critic needs a value network, which is not built in yet. "
+            "Use --baseline mean or --baseline leave-one-out; upweight.gae computes the advantages of a critic of "
+            "your own."
+        )
+    elif group_size == 1:
+        yield (
+            f"group_size=1 with baseline={o.baseline} gives every answer the advantage 0: it is its own baseline. "
+            "Set --group_size to 2 or more."
+        )
+    elif o.adv_norm == "std" and 0 <= group_size <= o.adv_ddof:
+        yield (
+            f"adv_ddof={o.adv_ddof} leaves nothing to divide the variance of group_size={group_size} answers by. "
+            f"Set --adv_ddof below {group_size}, or --adv_norm none."
+        )
+    if o.resample and not o.filter_groups:
+        yield (
+            "resample=true samples on until the batch is full of groups that filter_groups leaves in, "
+            "and filter_groups is false. Add --filter_groups true, or set --resample false."
+        )
+
+
+def _impossible_lengths(o: Objective, max_new_tokens: int | None, budget_from_task: bool) -> Iterator[str]:
+    if max_new_tokens is None:
+        if o.loss_agg == "seq-mean-token-sum-norm" and not budget_from_task:
+            yield (
+                "loss_agg=seq-mean-token-sum-norm divides by the generation budget, and there is none. "
+                "Set --max_new_tokens, or choose another --loss_agg."
+            )
+        if o.overlong_buffer > 0 and not budget_from_task:
+            yield (
+                f"overlong_buffer={o.overlong_buffer} counts back from the generation budget, and there is none. "
+                "Set --max_new_tokens, or --overlong_buffer 0."
+            )
+    elif o.overlong_buffer > max_new_tokens:
+        yield (
+            f"overlong_buffer={o.overlong_buffer} is longer than the generation budget "
+            f"max_new_tokens={max_new_tokens}, so even an empty answer would be punished. Set --overlong_buffer to "
+            f"at most {max_new_tokens}."
+        )
+
+
+def _impossible_ratios(o: Objective, has_sampler_logprobs: bool) -> Iterator[str]:
+    if o.kl_coef > 0 and o.kl_place == "loss" and o.kl_estimator == "k1" and o.kl_grad == "naive":
+        yield (
+            "kl_estimator=k1 with kl_grad=naive in the loss has an expected gradient of 0, whatever the policy: it "
+            "would add noise only. Use --kl_estimator k3 or k2, or --kl_grad reverse, or --kl_place reward."
+        )
+    if o.correction != "none" and not has_sampler_logprobs:
+        yield (
+            f"correction={o.correction} weighs the trainer's log-probabilities against the sampler's, and this "
+            "engine returns none. Set --correction none, or use an engine that returns log-probabilities."
+        )
+    if o.correction != "none" and o.old_logprobs == "sampler":
+        yield (
+            f"correction={o.correction} with old_logprobs=sampler corrects twice: the ratio starts from the sampler's "
+            "log-probabilities already. Set --correction none, or --old_logprobs recompute."
+        )
+
+
+def notes(
+    objective: Objective, *, updates_per_step: int = 1, group_size: int | None = None, preset: str = ""
+) -> list[str]:
+    """What is worth knowing about a sound objective: choices without effect, and unusual combinations.
+
+    Args:
+        objective: the choices; one that `contradictions` accepts.
+        updates_per_step: optimiser updates made on one batch, minibatches x epochs_per_batch.
+        group_size: G, answers per prompt; None where it is not known.
+        preset: the row of the preset table the objective started from; "" where there is none.
+
+    Returns:
+        One sentence each; empty where there is nothing to say. A choice without effect is named only where it
+        differs from its default.
+
+    Example:
+        >>> for note in notes(Objective(kl_coef=0, kl_estimator="k2"), updates_per_step=2):
+        ...     print(note)
+        kl_estimator=k2 has no effect: kl_coef is 0.
+    """
+    return [
+        *_notes_on_averages(objective, group_size, preset),
+        *_notes_on_bounds(objective, updates_per_step),
+        *_notes_on_correction(objective),
+        *_notes_on_kl(objective),
+    ]
+
+
+def _without_effect(o: Objective, names: tuple[str, ...], because: str) -> Iterator[str]:
+    """A sentence for each of the fields that was moved from its default and is not read."""
+    defaults = Objective()
+    for name in names:
+        value = getattr(o, name)
+        if value != getattr(defaults, name):
+            yield f"{name}={value} has no effect: {because}."
+
+
+def _notes_on_averages(o: Objective, group_size: int | None, preset: str) -> Iterator[str]:
+    if o.ratio_level == "sequence" and o.loss_agg == "token-mean":
+        yield (
+            "ratio_level=sequence with loss_agg=token-mean: every token of an answer carries the same ratio, so "
+            "long answers count by their length. GSPO's formula is seq-mean-token-mean."
+        )
+    if o.adv_norm == "std" and o.loss_agg == "seq-mean-token-sum-norm":
+        yield (
+            "adv_norm=std with loss_agg=seq-mean-token-sum-norm: the length bias is gone, the difficulty bias is not. "
+            "Dr. GRPO removes both, with adv_norm=none."
+        )
+    if preset == "dapo" and o.loss_agg == "token-mean":
+        yield (
+            "preset=dapo averages over the tokens of the whole batch, as its code does. The paper's formula "
+            "averages over the tokens of one group: loss_agg=group-mean-token-mean."
+        )
+    if o.adv_norm == "none":
+        yield from _without_effect(o, ("adv_ddof", "adv_eps"), "adv_norm is none")
+    if o.adv_norm == "std" and o.baseline == "leave-one-out" and group_size == 2:
+        yield "baseline=leave-one-out with group_size=2 leaves one other answer, whose std is 0: nothing is scaled."
+    if o.baseline != "critic":
+        yield from _without_effect(o, ("gae_lambda",), "there is no critic")
+    if o.overlong_buffer > 0 and o.truncated == "mask":
+        yield (
+            f"overlong_buffer={o.overlong_buffer} with truncated=mask: answers that used up the budget are taken "
+            "out, so the penalty falls on those that ended within the buffer only."
+        )
+
+
+def _notes_on_bounds(o: Objective, updates_per_step: int) -> Iterator[str]:
+    if o.surrogate == "none":
+        yield from _without_effect(o, ("clip", "clip_high"), "surrogate is none")
+    elif updates_per_step == 1 and o.old_logprobs == "recompute":
+        high = o.clip if o.clip_high is None else o.clip_high
+        yield (
+            f"clip={o.clip:g}, clip_high={high:g} have no effect: with a single update per batch every ratio is "
+            "exactly 1. They matter with minibatches or epochs_per_batch above 1."
+        )
+    if o.surrogate != "clip":
+        yield from _without_effect(o, ("dual_clip",), f"surrogate is {o.surrogate}")
+
+
+def _notes_on_correction(o: Objective) -> Iterator[str]:
+    if o.correction == "none":
+        yield from _without_effect(o, ("correction_level", "correction_cap"), "correction is none")
+    elif o.correction_level == "token":
+        yield (
+            f"correction={o.correction} per token is unbiased for one-token answers only: the tokens before count "
+            "as given. The whole answer's weight is correction_level=sequence."
+        )
+    elif o.correction_level == "sequence":
+        yield (
+            f"correction={o.correction} with correction_level=sequence multiplies the ratios of all tokens: its "
+            "spread grows exponentially with the length of the answer."
+        )
+    else:
+        yield (
+            f"correction={o.correction} with correction_level=geometric is no importance weight: it is a measure of "
+            "how far sampler and trainer are apart per token, and removes no bias exactly."
+        )
+    if o.correction == "is":
+        yield from _without_effect(o, ("correction_cap",), "correction is `is`, which has no cap")
+    if o.correction != "mis":
+        yield from _without_effect(o, ("masked_tokens",), "only correction=mis drops tokens")
+
+
+def _notes_on_kl(o: Objective) -> Iterator[str]:
+    if o.kl_coef == 0:
+        yield from _without_effect(o, ("kl_estimator", "kl_grad", "kl_place"), "kl_coef is 0")
+    elif o.kl_place == "reward":
+        yield from _without_effect(
+            o, ("kl_estimator", "kl_grad"), "in the reward the KL is the sum of k1, and has no gradient"
+        )

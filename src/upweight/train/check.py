@@ -1,0 +1,109 @@
+"""Everything about a run's configuration that can be refused before anything is loaded. Imports no torch."""
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Iterator
+
+from upweight.objective.errors import UsageError, bad_parameter
+from upweight.objective.fields import must_be
+from upweight.objective.rules import contradictions
+from upweight.train.args import TrainArgs
+
+OWNER = "TrainArgs"
+
+_AT_LEAST_ONE = {
+    "max_steps": ("steps", "1 is the shortest run"),
+    "prompts_per_step": ("prompts", ""),
+    "group_size": ("answers per prompt", "8 is usual"),
+    "minibatches": ("parts of a batch", "1 makes one update of the whole batch"),
+    "epochs_per_batch": ("passes over a batch", "1 uses each answer once"),
+    "micro_batch_tokens": ("tokens", ""),
+    "max_new_tokens": ("tokens", ""),
+    "resample_budget": ("rounds of sampling", "to sample once, set --resample false"),
+    "eval_prompts": ("prompts", ""),
+}
+
+_AT_LEAST_ZERO = {
+    "top_k": ("tokens", "0 turns top-k off"),
+    "lr_warmup_steps": ("steps", "0 starts at the full learning rate"),
+    "weight_decay": ("", "0 turns it off"),
+    "max_grad_norm": ("", "0 turns clipping of the gradient off"),
+    "sft_steps": ("steps", "0 leaves the warm-up out"),
+    "save_every": ("steps", "0 saves at the end only"),
+    "eval_every": ("steps", "0 evaluates before and after only"),
+    "rollouts_every": ("steps", "0 writes none"),
+    "seed": ("", ""),
+}
+
+_ABOVE_ZERO = {
+    "temperature": ("", "0 would always sample the same answer, so no group could differ; 1 samples as the model says"),
+    "learning_rate": ("", "1e-3 suits tiny, 1e-5 other models"),
+    "handshake_tolerance": ("nats", ""),
+}
+
+
+def check_args(
+    args: TrainArgs, *, has_sampler_logprobs: bool = True, replays_kept_set: bool = True, budget_from_task: bool = True
+) -> None:
+    """Refuse a configuration that cannot work: types, ranges, and contradictions of the objective.
+
+    Args:
+        args: the configuration, resolved or not: fields that are None because the run fills them in are accepted.
+        has_sampler_logprobs: whether the engine returns log-probabilities.
+        replays_kept_set: whether the engine returns the tokens that each sampled one was chosen among.
+        budget_from_task: whether a `max_new_tokens` of None will be filled in by the task.
+
+    Raises:
+        UsageError: one sentence a problem, all of them, each on a line: the field, its unit, the rule, the value
+            and the way out.
+
+    Example:
+        >>> check_args(TrainArgs(max_steps=0))
+        Traceback (most recent call last):
+        ...
+        upweight.objective.errors.UsageError: The 'max_steps' parameter of TrainArgs must be at least 1, in steps. \
+Got 0 instead. 1 is the shortest run.
+    """
+    problems = list(_wrong_values(args)) or list(_out_of_range(args))
+    problems += contradictions(
+        args.objective,
+        group_size=args.group_size if isinstance(args.group_size, int) else 2,
+        max_new_tokens=args.max_new_tokens if isinstance(args.max_new_tokens, int) else None,
+        budget_from_task=budget_from_task,
+        has_sampler_logprobs=has_sampler_logprobs,
+        top_p=args.top_p if isinstance(args.top_p, int | float) else 1.0,
+        top_k=args.top_k if isinstance(args.top_k, int) else 0,
+        replays_kept_set=replays_kept_set,
+    )
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _wrong_values(args: TrainArgs) -> Iterator[str]:
+    hints = typing.get_type_hints(TrainArgs)
+    for field in dataclasses.fields(args):
+        if field.name == "objective":
+            continue
+        value = getattr(args, field.name)
+        if must := must_be(hints[field.name], value):
+            yield str(bad_parameter(field.name, OWNER, must, value))
+
+
+def _out_of_range(args: TrainArgs) -> Iterator[str]:
+    for table, least, rule in (
+        (_AT_LEAST_ONE, 1, "at least 1"),
+        (_AT_LEAST_ZERO, 0, "at least 0"),
+        (_ABOVE_ZERO, sys.float_info.min, "above 0"),
+    ):
+        for name, (unit, way_out) in table.items():
+            value = getattr(args, name)
+            if value is not None and value < least:
+                must = f"{rule}, in {unit}" if unit else rule
+                yield str(bad_parameter(name, OWNER, must, value, way_out and f"{way_out[0].upper()}{way_out[1:]}."))
+    if not 0 < args.top_p <= 1:
+        yield str(bad_parameter("top_p", OWNER, "above 0 and at most 1", args.top_p, "1 turns nucleus sampling off."))
+    if args.minibatches > args.prompts_per_step >= 1:
+        must = f"at most prompts_per_step, {args.prompts_per_step}: a batch is split by prompt"
+        way_out = f"Set --minibatches {args.prompts_per_step}, or --prompts_per_step {args.minibatches}."
+        yield str(bad_parameter("minibatches", OWNER, must, args.minibatches, way_out))
