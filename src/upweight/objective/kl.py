@@ -12,8 +12,8 @@ def kl_estimate(
 ) -> Float[Tensor, " N"]:
     """Single-sample estimate of KL(pi || pi_ref) at each token, sampled from pi.
 
-    From Schulman, "Approximating KL Divergence" (2020). With log r = log pi_ref - log pi: `k1` -log r, unbiased, may be negative; `k2` (log r)^2 / 2, biased, never
-    negative; `k3` r - 1 - log r, unbiased, never negative.
+    From Schulman, "Approximating KL Divergence" (2020). With log r = log pi_ref - log pi: `k1` is -log r, unbiased,
+    may be negative; `k2` is (log r)^2 / 2, biased, never negative; `k3` is r - 1 - log r, unbiased, never negative.
 
     Differentiated as they stand under samples from pi: k1 has expected gradient 0, k2 that of the reverse
     KL(pi || pi_ref), k3 that of the forward KL(pi_ref || pi).

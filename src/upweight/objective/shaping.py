@@ -35,7 +35,7 @@ def overlong_penalty(lengths: Int[Tensor, " B"], max_length: int, buffer: int) -
     excess = (lengths - (max_length - buffer)).to(torch.get_default_dtype())
     if buffer == 0:
         return torch.where(excess > 0, -1.0, 0.0)
-    return (-excess / buffer).clamp(-1.0, 0.0)
+    return 0.0 - (excess / buffer).clamp(0.0, 1.0)
 
 
 def kl_in_reward(
