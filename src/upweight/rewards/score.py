@@ -39,4 +39,6 @@ class Score:
 
     def __post_init__(self) -> None:
         if math.isnan(self.value) != (self.status is not Status.SCORED):
-            raise ValueError(f"A Score is NaN exactly where it was not scored. Got {self.value!r} with {self.status!r}.")
+            raise ValueError(
+                f"A Score is NaN exactly where it was not scored. Got {self.value!r} with {self.status!r}."
+            )

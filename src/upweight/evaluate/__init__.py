@@ -1,0 +1,1 @@
+"""Accuracy on held-out problems, with intervals."""

@@ -1,0 +1,1 @@
+"""Where prompts come from: built-in arithmetic, JSONL files, rows in memory. Imports no torch."""
