@@ -108,7 +108,7 @@ def _impossible_groups(o: Objective, group_size: int) -> Iterator[str]:
             f"group_size=1 with baseline={o.baseline} gives every answer the advantage 0: it is its own baseline. "
             "Set --group_size to 2 or more."
         )
-    elif o.adv_norm == "std" and 0 <= group_size <= o.adv_ddof:
+    elif o.adv_norm == "std" and 1 < group_size <= o.adv_ddof:
         yield (
             f"adv_ddof={o.adv_ddof} leaves nothing to divide the variance of group_size={group_size} answers by. "
             f"Set --adv_ddof below {group_size}, or --adv_norm none."
@@ -143,8 +143,8 @@ def _impossible_lengths(o: Objective, max_new_tokens: int | None, budget_from_ta
 def _impossible_ratios(o: Objective, has_sampler_logprobs: bool) -> Iterator[str]:
     if o.kl_coef > 0 and o.kl_place == "loss" and o.kl_estimator == "k1" and o.kl_grad == "naive":
         yield (
-            "kl_estimator=k1 with kl_grad=naive in the loss has an expected gradient of 0, whatever the policy: it "
-            "would add noise only. Use --kl_estimator k3 or k2, or --kl_grad reverse, or --kl_place reward."
+            "kl_estimator=k1 with kl_grad=naive in the loss has an expected gradient of 0 on the policy's own "
+            "samples: it would add noise only. Use --kl_estimator k3 or k2, or --kl_grad reverse, or --kl_place reward."
         )
     if o.correction != "none" and not has_sampler_logprobs:
         yield (
@@ -208,8 +208,8 @@ def _notes_on_averages(o: Objective, group_size: int | None, preset: str) -> Ite
         )
     if preset == "dapo" and o.loss_agg == "token-mean":
         yield (
-            "preset=dapo averages over the tokens of the whole batch, as its code does. The paper's formula "
-            "averages over the tokens of one group: loss_agg=group-mean-token-mean."
+            "preset=dapo averages over the tokens of the whole batch. The paper's formula averages over the "
+            "tokens of one group: loss_agg=group-mean-token-mean."
         )
     if o.adv_norm == "none":
         yield from _without_effect(o, ("adv_ddof", "adv_eps"), "adv_norm is none")
