@@ -98,20 +98,18 @@ def test_no_file_is_over_500_lines(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
 
 
-def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    first = function.body[0]
-    docstring = 0
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        docstring = (first.end_lineno or first.lineno) - first.lineno + 1
-    return (function.end_lineno or function.lineno) - function.lineno + 1 - docstring
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of what a function does: its docstring and its list of parameters, which documents too, do not count."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-def test_no_function_is_over_60_lines_beside_its_docstring() -> None:
+def test_no_function_does_more_than_60_lines() -> None:
     long = [
-        f"{name(path)}:{node.lineno}: {node.name} has {lines_of_code(node)}"
+        f"{name(path)}:{node.lineno}: {node.name} has {body_lines(node)}"
         for path in EVERYTHING
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of_code(node) > 60
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > 60
     ]
     assert long == []
 
