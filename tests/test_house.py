@@ -201,3 +201,13 @@ for name in upweight.__all__:
 """
     done = python(code, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
+
+
+def test_shapes_are_checked_in_tests() -> None:
+    import torch
+    from jaxtyping import TypeCheckError
+
+    from upweight.objective.shaping import overlong_penalty
+
+    with pytest.raises(TypeCheckError):
+        overlong_penalty(torch.ones(2, 3, dtype=torch.int64), 10, 5)

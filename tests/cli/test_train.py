@@ -71,7 +71,7 @@ def test_a_flag_that_repeats_the_default_still_wins_over_the_preset() -> None:
 def test_the_overlong_buffer_of_dapo_follows_the_budget() -> None:
     assert args_of("--preset dapo --max_new_tokens 64").objective.overlong_buffer == 16
     assert args_of("--preset dapo --max_new_tokens 64 --overlong_buffer 4").objective.overlong_buffer == 4
-    assert args_of("--preset dapo").objective.overlong_buffer == 0
+    assert not args_of("--preset dapo").objective.overlong_buffer
 
 
 @pytest.mark.parametrize("word", ["true", "True", "TRUE"])
