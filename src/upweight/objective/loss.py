@@ -29,6 +29,9 @@ class LossTerms:
     ratio: Tensor
     """[N] importance ratio rho_t, detached; for its tails, which do not add up."""
 
+    gap: Tensor | None
+    """[N] |log pi_old - log mu|, detached, 0 where the sampler's is NaN; None without sampler log-probs."""
+
 
 def policy_loss(
     objective: Objective,
@@ -83,13 +86,14 @@ def policy_loss(
     if ref_logprobs is not None:
         kl = kl_estimate(logprobs.detach(), ref_logprobs, objective.kl_estimator)[~correction.rejected]
         metrics["kl"] = (kl.sum(), kl.numel())
-    if sampler_logprobs is not None:
-        gap = mismatch(old, sampler_logprobs).abs()
+    gap = None if sampler_logprobs is None else mismatch(old, sampler_logprobs).abs()
+    if sampler_logprobs is not None and gap is not None:
         metrics["mismatch"] = (gap.sum(), (~sampler_logprobs.isnan()).sum())
     return LossTerms(
         loss=(weights.to(logprobs.dtype) * contribution).sum(),
         metrics={name: (float(value), float(count)) for name, (value, count) in metrics.items()},
         ratio=ratio.detach(),
+        gap=gap,
     )
 
 

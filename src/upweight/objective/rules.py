@@ -89,7 +89,7 @@ def _out_of_range(o: Objective) -> Iterator[str]:
         ),
         ("kl_coef", o.kl_coef >= 0, "at least 0", "A negative one would push away from the reference; 0 turns it off."),
         ("correction_cap", o.correction_cap > 0, "above 0", "2 is usual."),
-        ("overlong_buffer", o.overlong_buffer >= 0, "at least 0", "0 turns the penalty off."),
+        ("overlong_buffer", (o.overlong_buffer or 0) >= 0, "at least 0", "0 turns the penalty off."),
     ]
     for name, holds, must, way_out in checks:
         if not holds:
@@ -127,12 +127,12 @@ def _impossible_lengths(o: Objective, max_new_tokens: int | None, budget_from_ta
                 "loss_agg=seq-mean-token-sum-norm divides by the generation budget, and there is none. "
                 "Set --max_new_tokens, or choose another --loss_agg."
             )
-        if o.overlong_buffer > 0 and not budget_from_task:
+        if (o.overlong_buffer or 0) > 0 and not budget_from_task:
             yield (
                 f"overlong_buffer={o.overlong_buffer} counts back from the generation budget, and there is none. "
                 "Set --max_new_tokens, or --overlong_buffer 0."
             )
-    elif o.overlong_buffer > max_new_tokens:
+    elif (o.overlong_buffer or 0) > max_new_tokens:
         yield (
             f"overlong_buffer={o.overlong_buffer} is longer than the generation budget "
             f"max_new_tokens={max_new_tokens}, so even an empty answer would be punished. Set --overlong_buffer to "
@@ -217,7 +217,7 @@ def _notes_on_averages(o: Objective, group_size: int | None, preset: str) -> Ite
         yield "baseline=leave-one-out with group_size=2 leaves one other answer, whose std is 0: nothing is scaled."
     if o.baseline != "critic":
         yield from _without_effect(o, ("gae_lambda",), "there is no critic")
-    if o.overlong_buffer > 0 and o.truncated == "mask":
+    if (o.overlong_buffer or 0) > 0 and o.truncated == "mask":
         yield (
             f"overlong_buffer={o.overlong_buffer} with truncated=mask: answers that used up the budget are taken "
             "out, so the penalty falls on those that ended within the buffer only."

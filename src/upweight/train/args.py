@@ -14,7 +14,7 @@ class TrainArgs:
     """The loss: see `Objective`. Its fields are flags of the same names."""
 
     preset: str = "grpo"
-    """The row of the preset table that gave the objective its defaults: grpo, grpo-paper, dr-grpo, dapo, gspo, cispo."""
+    """Row of the preset table that gives the objective its defaults: grpo, grpo-paper, dr-grpo, dapo, gspo, cispo."""
 
     model: str = "tiny"
     """tiny, smollm2-135m, a folder, a GGUF file, or a name on the Hugging Face hub."""

@@ -1,0 +1,1 @@
+"""The loop: plan a batch, take a step, log it, save it."""

@@ -1,0 +1,51 @@
+"""The picture of a run: reward, held-out accuracy and the policy's state over the steps."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def draw_curve(folder: Path) -> Path:
+    """Draw RUN/curve.png from metrics.jsonl and evaluations.jsonl.
+
+    Left: mean reward of the sampled answers, informative groups, held-out greedy accuracy with its 95% interval.
+    Right: entropy, and the KL to the reference where there is one.
+    """
+    from matplotlib.figure import Figure
+
+    metrics = _rows(folder / "metrics.jsonl")
+    evaluations = _rows(folder / "evaluations.jsonl")
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _line(left, metrics, "reward", "reward (sampled)", "-")
+    _line(left, metrics, "informative", "informative groups", ":")
+    if evaluations:
+        steps = [row["step"] for row in evaluations]
+        values = [row["accuracy"] for row in evaluations]
+        below = [row["accuracy"] - row["low"] for row in evaluations]
+        above = [row["high"] - row["accuracy"] for row in evaluations]
+        left.errorbar(
+            steps, values, yerr=[below, above], fmt="o", capsize=3, label="held-out accuracy (greedy)", color="black"
+        )
+    left.set(xlabel="step", ylim=(-0.02, 1.02), title="reward and accuracy")
+    _line(right, metrics, "entropy", "entropy (nats per token)", "-")
+    _line(right, metrics, "kl", "KL to the reference (nats per token)", "--")
+    right.set(xlabel="step", title="the policy")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False)
+    target = folder / "curve.png"
+    figure.savefig(target, dpi=120)
+    return target
+
+
+def _line(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str, style: str) -> None:
+    points = [(row["step"], row[key]) for row in rows if row[key] is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), style, label=label)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

@@ -1,0 +1,69 @@
+"""AdamW with float32 master weights, and the learning-rate schedule."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from upweight.train.args import TrainArgs
+
+
+class MasterAdamW:
+    """AdamW (arXiv 1711.05101) whose moments and weights are float32, whatever the model's dtype.
+
+    For float32 parameters the masters are the parameters themselves. For bfloat16 ones a float32 copy takes the
+    updates: at RL's learning rates an update is smaller than bfloat16's spacing and would round to nothing.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], *, weight_decay: float) -> None:
+        self._params = [p for p in parameters if p.requires_grad]
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float().clone() for p in self._params]
+        self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for param in self._params:
+            param.grad = None
+
+    def grad_norm(self) -> float:
+        """Norm of the whole gradient; NaN or inf where any of it is."""
+        grads = [p.grad for p in self._params if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+
+    def step(self, lr: float, *, scale: float = 1.0) -> None:
+        """One update with the gradients multiplied by `scale`."""
+        for param, master in zip(self._params, self._masters, strict=True):
+            if param.grad is not None:
+                master.grad = param.grad.float().mul_(scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        with torch.no_grad():
+            for param, master in zip(self._params, self._masters, strict=True):
+                if master is not param:
+                    param.copy_(master)
+                    master.grad = None
+
+
+def learning_rate(step: int, args: TrainArgs) -> float:
+    """Learning rate of a step: linear warm-up, then the schedule.
+
+    Args:
+        step: counts from 1; step `lr_warmup_steps` is the first at the peak.
+        args: with `learning_rate` resolved.
+
+    Example:
+        >>> args = TrainArgs(learning_rate=1.0, lr_warmup_steps=4, max_steps=10)
+        >>> [learning_rate(step, args) for step in (1, 4, 10)]
+        [0.25, 1.0, 1.0]
+    """
+    peak = args.learning_rate
+    if peak is None:
+        raise AssertionError("the learning rate is resolved before training")
+    if step < args.lr_warmup_steps:
+        return peak * step / args.lr_warmup_steps
+    if args.lr_schedule == "constant":
+        return peak
+    done = (step - args.lr_warmup_steps) / max(1, args.max_steps - args.lr_warmup_steps)
+    return peak * (1 - done) if args.lr_schedule == "linear" else peak * (1 + math.cos(math.pi * done)) / 2

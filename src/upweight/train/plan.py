@@ -1,0 +1,107 @@
+"""The plan of a step: which updates, which passes, and the weights that make the cut invisible."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from upweight.objective.correction import correction_terms
+from upweight.objective.spec import Objective
+from upweight.objective.weights import flat_token_weights
+from upweight.train.records import Batch, MicroBatch, Update
+
+
+def plan_updates(
+    batch: Batch,
+    objective: Objective,
+    *,
+    minibatches: int,
+    epochs: int,
+    micro_batch_tokens: int,
+    max_new_tokens: int,
+) -> list[Update]:
+    """Split a batch by prompt into `minibatches` optimiser steps, `epochs` times over.
+
+    Each update's weights are made over all of its trainable tokens, before any pass. The split is as even as it can
+    be; with fewer groups than minibatches there are as many updates as groups. An update without a trainable token
+    keeps its place, with no pass.
+
+    Args:
+        batch: with advantages (and old log-probs, where `masked_tokens="valid"` needs them).
+        objective: gives the weights.
+        minibatches: M >= 1.
+        epochs: K >= 1.
+        micro_batch_tokens: tokens of one pass, padding included; an answer above it gets a pass of its own.
+        max_new_tokens: the generation budget, the constant of `seq-mean-token-sum-norm`.
+    """
+    kept = _kept(batch, objective)
+    parts = np.array_split(np.arange(len(batch.groups)), min(minibatches, max(1, len(batch.groups))))
+    updates = []
+    for part in parts:
+        inside = torch.isin(batch.group_of[batch.seq_id], torch.as_tensor(part))
+        weights = torch.zeros(batch.seq_id.numel(), dtype=torch.float64)
+        weights[inside] = flat_token_weights(
+            batch.seq_id[inside],
+            objective.loss_agg,
+            max_length=max_new_tokens,
+            group_id=batch.group_of[batch.seq_id[inside]],
+            keep=None if kept is None else kept[inside],
+        )
+        answers = _answers_to_pass(batch, objective, inside)
+        updates.append(Update(weights=weights, micro_batches=tuple(cut(batch, answers, micro_batch_tokens))))
+    return updates * epochs
+
+
+def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int) -> list[MicroBatch]:
+    """Pack answers into passes of at most `micro_batch_tokens` tokens, padding counted; never splits one.
+
+    Answers of like length go together, so that little of a pass is padding.
+    """
+    prompts, completions = batch.prompts, batch.completions
+    shapes = {b: (len(prompts[b]), len(completions[b].token_ids)) for b in answers}
+    spans = _spans(batch)
+    packs: list[list[int]] = []
+    widest = (0, 0)
+    for b in sorted(answers, key=lambda b: (-sum(shapes[b]), b)):
+        grown = (max(widest[0], shapes[b][0]), max(widest[1], shapes[b][1]))
+        if packs and sum(grown) * (len(packs[-1]) + 1) <= micro_batch_tokens:
+            packs[-1].append(b)
+            widest = grown
+        else:
+            packs.append([b])
+            widest = shapes[b]
+    return [MicroBatch(answers=tuple(pack), tokens=np.concatenate([spans[b] for b in pack])) for pack in packs]
+
+
+def _spans(batch: Batch) -> dict[int, np.ndarray]:
+    """Answer -> indices of its trainable tokens in [N]."""
+    answers, starts, counts = np.unique(batch.seq_id.numpy(), return_index=True, return_counts=True)
+    return {int(b): np.arange(s, s + c) for b, s, c in zip(answers, starts, counts, strict=True)}
+
+
+def _kept(batch: Batch, objective: Objective) -> Tensor | None:
+    """[N] tokens that stay in the denominator when mis renormalises over the kept ones; None = all."""
+    if objective.correction != "mis" or objective.masked_tokens != "valid":
+        return None
+    if batch.old_logprobs is None:
+        raise AssertionError("masked_tokens='valid' needs the old log-probs before the weights")
+    rejected = correction_terms(
+        batch.old_logprobs.cpu(),
+        batch.sampler_logprobs,
+        batch.seq_id,
+        kind=objective.correction,
+        level=objective.correction_level,
+        cap=objective.correction_cap,
+    ).rejected
+    return ~rejected
+
+
+def _answers_to_pass(batch: Batch, objective: Objective, inside: Tensor) -> list[int]:
+    """Answers of an update with some coefficient that is not 0: an advantage, or a KL in the loss."""
+    needed = inside
+    if not (objective.needs_reference and objective.kl_place == "loss"):
+        if batch.advantages is None:
+            raise AssertionError("updates are planned after the advantages")
+        needed = inside & (batch.advantages != 0)
+    return [int(b) for b in torch.unique(batch.seq_id[needed])]

@@ -1,0 +1,92 @@
+"""The report of a step, from what was sampled and what the updates came to."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from upweight.objective.metrics import Sums, add_sums, metric_means
+from upweight.rollout.completion import FinishReason
+from upweight.train.records import Batch, Group, Sampled, StepReport, UpdateResult
+from upweight.train.source import is_informative
+
+
+def make_report(
+    *,
+    step: int,
+    sampled: Sampled,
+    batch: Batch,
+    results: Sequence[UpdateResult],
+    lr: float,
+    has_reference: bool,
+    seconds: float,
+    sample_seconds: float,
+) -> StepReport:
+    """Put a step's numbers together.
+
+    Reward, informative, resp_len, truncated and unscored describe everything sampled, also what was discarded;
+    the policy's numbers (ratios, entropy, KL) the tokens that went through the model for the loss.
+    """
+    groups = sampled.groups + sampled.discarded
+    completions = [completion for group in groups for completion in group.completions]
+    scored = [score.value for group in groups for score in group.scores if score.value == score.value]
+    lengths = [sum(completion.loss_mask) for completion in completions]
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    sums: Sums = {}
+    for result in results:
+        sums = add_sums(sums, result.metrics)
+    means = metric_means(sums)
+    ratios = torch.cat([result.ratios for result in results]) if results else torch.empty(0)
+    gaps = torch.cat([result.gaps for result in results]) if results else torch.empty(0)
+    return StepReport(
+        step=step,
+        reward=_mean(scored),
+        informative=_mean([float(is_informative(group)) for group in groups]) or 0.0,
+        resp_len=_mean(lengths) or 0.0,
+        clipfrac=means.get("clipfrac", 0.0),
+        clipfrac_low=means.get("clipfrac_low", 0.0),
+        clipfrac_high=means.get("clipfrac_high", 0.0),
+        kl=means.get("kl", 0.0) if has_reference else None,
+        entropy=means.get("entropy", 0.0),
+        sampled_nll=means.get("sampled_nll", 0.0),
+        grad_norm=_mean([result.grad_norm for result in results]) or 0.0,
+        loss=_mean([result.loss for result in results]) or 0.0,
+        lr=lr,
+        tokens=tokens,
+        seconds=seconds,
+        reward_shaped=_mean([] if batch.rewards is None else [r for r in batch.rewards.tolist() if r == r]),
+        truncated=_mean([float(c.finish_reason is FinishReason.LENGTH) for c in completions]) or 0.0,
+        unscored=len(completions) - len(scored),
+        trained_tokens=batch.seq_id.numel(),
+        filtered_groups=len(sampled.discarded) + _left_out(sampled.groups, batch),
+        rounds=sampled.rounds,
+        updates=sum(result.stepped for result in results),
+        skipped_updates=sum(not result.stepped for result in results),
+        ratio_mean=means.get("ratio_mean", 0.0),
+        ratio_p99=_quantile(ratios, 0.99),
+        ratio_max=_quantile(ratios, 1.0),
+        ess=means.get("ess", 0.0),
+        rejected=means.get("rejected", 0.0),
+        mismatch=means.get("mismatch", 0.0),
+        mismatch_p99=_quantile(gaps, 0.99),
+        mismatch_max=_quantile(gaps, 1.0),
+        sample_seconds=sample_seconds,
+        tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+    )
+
+
+def _left_out(groups: Sequence[Group], batch: Batch) -> int:
+    """Groups of the batch none of whose answers is trained on."""
+    trained = set(batch.group_of[batch.trained].tolist())
+    return len(groups) - len(trained)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _quantile(values: Tensor, q: float) -> float:
+    """Quantile by sorting: torch.quantile refuses more than 2^24 elements."""
+    if not values.numel():
+        return 0.0
+    return float(values.float().sort().values[min(values.numel() - 1, int(q * values.numel()))])

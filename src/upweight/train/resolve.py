@@ -1,0 +1,60 @@
+"""Fills in what a configuration leaves open, once task and model are known."""
+
+import dataclasses
+import time
+from typing import TypeVar
+
+from upweight.objective.presets import DAPO_BUFFER_SHARE
+from upweight.tasks.task import Task
+from upweight.train.args import TrainArgs
+
+_T = TypeVar("_T")
+
+TINY = "tiny"
+
+TINY_SFT_STEPS = 300
+"""Warm-up of the tiny model: leaves it at about a third of two-digit additions right (docs/experiments.md)."""
+
+TINY_LEARNING_RATE = 1e-3
+LEARNING_RATE = 1e-5
+
+HANDSHAKE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Nats, mean |log-prob difference| at equal weights: float32 measures 1e-6, bfloat16 about 1e-2."""
+
+
+def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
+    """The same configuration with every None that the run decides filled in.
+
+    Args:
+        args: as given.
+        task: gives the generation budget and the reward.
+        device: where the model is.
+    """
+    tiny = args.model == TINY
+    budget = task.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
+    objective = args.objective
+    if objective.overlong_buffer is None:
+        buffer = budget // DAPO_BUFFER_SHARE if args.preset == "dapo" else 0
+        objective = dataclasses.replace(objective, overlong_buffer=buffer)
+    return dataclasses.replace(
+        args,
+        objective=objective,
+        max_new_tokens=budget,
+        reward=task.reward if args.reward is None else args.reward,
+        learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if tiny else LEARNING_RATE),
+        sft_steps=_or(args.sft_steps, TINY_SFT_STEPS if tiny and task.name == "arithmetic" else 0),
+        output_dir=run_folder(args) if args.output_dir is None else args.output_dir,
+        device=device,
+        handshake_tolerance=_or(args.handshake_tolerance, HANDSHAKE_TOLERANCE[args.dtype]),
+    )
+
+
+def run_folder(args: TrainArgs) -> str:
+    """runs/MODEL-TASK-PRESET-TIME."""
+    model = args.model.rstrip("/").rpartition("/")[2] or "model"
+    task = args.task.partition(":")[0] if args.data is None else "data"
+    return f"runs/{model}-{task}-{args.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _or(value: _T | None, default: _T) -> _T:
+    return default if value is None else value

@@ -1,0 +1,186 @@
+"""One training step, top to bottom."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from upweight.objective.loss import policy_loss
+from upweight.objective.metrics import Sums, add_sums
+from upweight.policy.logprob import TokenScores
+from upweight.policy.policy import Policy
+from upweight.train.args import TrainArgs
+from upweight.train.batch import make_batch, with_advantages
+from upweight.train.optimizer import MasterAdamW, learning_rate
+from upweight.train.plan import cut, plan_updates
+from upweight.train.records import Batch, MicroBatch, StepReport, Update, UpdateResult
+from upweight.train.report import make_report
+from upweight.train.source import GroupSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learner:
+    """What a step works on."""
+
+    policy: Policy
+    """The model that is trained."""
+
+    reference: Policy | None
+    """The frozen policy that the KL is taken to; None without a KL."""
+
+    optimizer: MasterAdamW
+    """Of the policy's parameters."""
+
+    source: GroupSource
+    """Where groups come from."""
+
+    args: TrainArgs
+    """The run's configuration, resolved."""
+
+
+def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
+    """Sample, score, advantage, weights, loss, guard, step: the whole of it.
+
+    Args:
+        learner: the policy is changed in place.
+        step: counts from 1.
+
+    Returns:
+        The report, and the batch that was trained on.
+    """
+    args, objective = learner.args, learner.args.objective
+    max_new_tokens = args.max_new_tokens
+    if max_new_tokens is None:
+        raise AssertionError("the generation budget is resolved before training")
+    started = time.perf_counter()
+
+    sampled = learner.source.next_groups(args.prompts_per_step)
+    sample_seconds = time.perf_counter() - started
+
+    batch = make_batch(sampled.groups, objective)
+    batch = _with_logprobs(batch, learner)
+    batch = with_advantages(batch, objective, max_new_tokens)
+    updates = plan_updates(
+        batch,
+        objective,
+        minibatches=args.minibatches,
+        epochs=args.epochs_per_batch,
+        micro_batch_tokens=args.micro_batch_tokens,
+        max_new_tokens=max_new_tokens,
+    )
+    lr = learning_rate(step, args)
+    results = [take_update(learner, batch, update, lr) for update in updates]
+    report = make_report(
+        step=step,
+        sampled=sampled,
+        batch=batch,
+        results=results,
+        lr=lr,
+        has_reference=learner.reference is not None,
+        seconds=time.perf_counter() - started,
+        sample_seconds=sample_seconds,
+    )
+    return report, batch
+
+
+def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> UpdateResult:
+    """Forward and backward over the update's passes, then one optimiser step, if all is finite and anything trains."""
+    policy, optimizer = learner.policy, learner.optimizer
+    optimizer.zero_grad()
+    loss = 0.0
+    metrics: Sums = {}
+    ratios: list[Tensor] = []
+    gaps: list[Tensor] = []
+    for micro in update.micro_batches:
+        scores = score_answers(policy, batch, micro.answers, learner.args.temperature)
+        terms = policy_loss(
+            learner.args.objective,
+            logprobs=scores.logprobs,
+            old_logprobs=_at(batch.old_logprobs, micro, policy),
+            advantages=_required(_at(batch.advantages, micro, policy)),
+            weights=_required(_at(update.weights, micro, policy)),
+            seq_id=_required(_at(batch.seq_id, micro, policy)),
+            ref_logprobs=_at(batch.ref_logprobs, micro, policy),
+            sampler_logprobs=_at(batch.sampler_logprobs, micro, policy),
+        )
+        terms.loss.backward()  # type: ignore[no-untyped-call]
+        loss += float(terms.loss.detach())
+        metrics = add_sums(metrics, {**terms.metrics, **_entropy_sums(scores)})
+        ratios.append(terms.ratio.cpu())
+        gaps.append(_required(terms.gap).cpu())
+    grad_norm = optimizer.grad_norm()
+    stepped = bool(update.micro_batches) and math.isfinite(loss) and math.isfinite(grad_norm)
+    if stepped:
+        limit = learner.args.max_grad_norm
+        optimizer.step(lr, scale=limit / grad_norm if 0 < limit < grad_norm else 1.0)
+        policy.version += 1
+    return UpdateResult(
+        loss=loss,
+        grad_norm=grad_norm,
+        stepped=stepped,
+        metrics=metrics,
+        ratios=torch.cat(ratios) if ratios else torch.empty(0),
+        gaps=torch.cat(gaps) if gaps else torch.empty(0),
+    )
+
+
+def score_answers(policy: Policy, batch: Batch, answers: Sequence[int], temperature: float) -> TokenScores:
+    """Log-prob and entropy of the trainable tokens of some answers, [n], under the sampling distribution."""
+    prompts, completions = batch.prompts, batch.completions
+    chosen = [completions[b] for b in answers]
+    scores = policy.score(
+        [prompts[b] for b in answers],
+        [completion.token_ids for completion in chosen],
+        temperature=temperature,
+        kept=None if chosen[0].kept is None else [completion.kept for completion in chosen],
+    )
+    ours = torch.tensor([flag for completion in chosen for flag in completion.loss_mask], device=scores.logprobs.device)
+    return dataclasses.replace(scores, logprobs=scores.logprobs[ours], entropy=scores.entropy[ours])
+
+
+def _with_logprobs(batch: Batch, learner: Learner) -> Batch:
+    """Old log-probs where the first pass does not give them for free, reference ones where there is a KL."""
+    args, objective = learner.args, learner.args.objective
+    if objective.old_logprobs == "sampler":
+        batch = dataclasses.replace(batch, old_logprobs=batch.sampler_logprobs)
+    elif (
+        args.minibatches * args.epochs_per_batch > 1
+        or (objective.correction == "mis" and objective.masked_tokens == "valid")
+        or (objective.needs_reference and objective.kl_place == "reward")
+    ):
+        batch = dataclasses.replace(batch, old_logprobs=_frozen_logprobs(learner.policy, batch, args))
+    if learner.reference is not None:
+        batch = dataclasses.replace(batch, ref_logprobs=_frozen_logprobs(learner.reference, batch, args))
+    return batch
+
+
+def _frozen_logprobs(policy: Policy, batch: Batch, args: TrainArgs) -> Tensor:
+    """[N] log-probs of the batch's trainable tokens, without a graph."""
+    logprobs = torch.empty(batch.seq_id.numel())
+    answers = torch.unique(batch.seq_id).tolist()
+    with torch.no_grad():
+        for micro in cut(batch, answers, args.micro_batch_tokens):
+            logprobs[micro.tokens] = score_answers(policy, batch, micro.answers, args.temperature).logprobs.cpu()
+    return logprobs
+
+
+def _at(tensor: Tensor | None, micro: MicroBatch, policy: Policy) -> Tensor | None:
+    return None if tensor is None else tensor[micro.tokens].to(policy.device)
+
+
+def _required(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise AssertionError("advantages, weights and sampler log-probs are there before an update")
+    return tensor
+
+
+def _entropy_sums(scores: TokenScores) -> Sums:
+    count = float(scores.entropy.numel())
+    return {
+        "entropy": (float(scores.entropy.sum()), count),
+        "sampled_nll": (-float(scores.logprobs.detach().sum()), count),
+    }

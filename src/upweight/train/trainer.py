@@ -1,0 +1,346 @@
+"""`Trainer`: a run from the first check to the last line."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upweight.evaluate.accuracy import Accuracy, greedy_accuracy
+from upweight.objective.advantage import uninformative_share
+from upweight.objective.errors import UsageError
+from upweight.objective.rules import notes
+from upweight.policy.load import load_policy, resolve_device
+from upweight.policy.policy import Policy
+from upweight.policy.warmup import TINY_BATCH_SIZE, TINY_LEARNING_RATE, warm_up_cached
+from upweight.rewards.runner import RewardRunner, make_runner
+from upweight.rollout.completion import Engine, Sampling
+from upweight.rollout.engine import LocalEngine
+from upweight.tasks.jsonl import JsonlTask
+from upweight.tasks.registry import make_task
+from upweight.tasks.rows import RowsTask
+from upweight.tasks.task import Task
+from upweight.train.args import TrainArgs
+from upweight.train.check import check_args
+from upweight.train.console import Console
+from upweight.train.curve import draw_curve
+from upweight.train.folder import RunFolder, check_free
+from upweight.train.handshake import shake_hands
+from upweight.train.optimizer import MasterAdamW
+from upweight.train.records import StepReport
+from upweight.train.resolve import resolve_args
+from upweight.train.signals import GracefulStop
+from upweight.train.source import SamplingSource, check_fits
+from upweight.train.step import Learner, training_step
+
+WARM_UP_EXAMPLES = 20_000
+"""Worked answers that the supervised warm-up draws from."""
+
+RewardFuncs = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What a run came to."""
+
+    folder: Path
+    """The run folder."""
+
+    checkpoint: Path
+    """The last checkpoint."""
+
+    steps: int
+    """Steps taken."""
+
+    before: Accuracy | None
+    """Held-out greedy accuracy before the first step; None where the task holds nothing out."""
+
+    after: Accuracy | None
+    """And after the last."""
+
+
+class Trainer:
+    """Trains a policy by reinforcement learning on checked answers.
+
+    Args:
+        model: a name as `--model` takes it, or a causal LM that is loaded already; args.model where None.
+        reward_funcs: a built-in reward's name, a function, or several. Functions are called with keywords:
+            prompts, completions and every data column as lists; they return a list of numbers or None, and may be
+            async. The task's own reward where None.
+        args: the configuration; the defaults where None.
+        train_dataset: rows (dicts with `prompt` and, where the reward needs it, `answer`); the task of `args` where
+            None.
+        eval_dataset: held-out rows of the same form.
+        processing_class: the tokenizer of a `model` that is loaded already.
+
+    Raises:
+        UsageError: a configuration that cannot work, in one sentence.
+
+    Example:
+        >>> from upweight import Trainer, TrainArgs  # doctest: +SKIP
+        >>> def closeness(completions, answer, **_):
+        ...     return [-abs(float(c or 0) - float(a)) for c, a in zip(completions, answer)]
+        >>> Trainer(model="tiny", reward_funcs=closeness, args=TrainArgs(max_steps=20)).train()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reward_funcs: RewardFuncs | None = None,
+        args: TrainArgs | None = None,
+        train_dataset: Iterable[Any] | None = None,
+        eval_dataset: Iterable[Any] | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        args = TrainArgs() if args is None else args
+        self._loaded = None if model is None or isinstance(model, str) else model
+        self._tokenizer = processing_class
+        self._reward_funcs = reward_funcs
+        self._rows = None if train_dataset is None else RowsTask(train_dataset, eval_dataset)
+        self.args = dataclasses.replace(args, model=model) if isinstance(model, str) else args
+        if self._loaded is not None and self._tokenizer is None:
+            raise UsageError("A model that is loaded already needs its tokenizer: pass processing_class as well.")
+
+    def check(self) -> None:
+        """Everything that can be refused before a model is loaded: configuration, run folder, data, rewards.
+
+        Raises:
+            UsageError: the first thing that cannot work.
+        """
+        check_args(self.args)
+        if self.args.output_dir is not None:
+            check_free(self.args.output_dir)
+        resolve_device(self.args.device)
+        task = self._task(chat=False)
+        self._check_rewards(task)
+        self._say_derived(task)
+
+    def train(self) -> TrainResult:
+        """Run it: warm-up, handshake, steps, evaluation, checkpoint.
+
+        Returns:
+            Where everything is, and the held-out accuracy before and after.
+
+        Raises:
+            UsageError: a configuration that cannot work; nothing has been written then.
+            HandshakeError: sampler and trainer disagree at equal weights.
+            KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; the step was finished and saved.
+        """
+        self.check()
+        policy = self._policy()
+        task = self._task(chat=policy.has_chat_template)
+        args = resolve_args(self.args, task, str(policy.device))
+        check_args(args)
+        runner = self._check_rewards(task, args.reward)
+        _check_prompts(task, policy, args)
+        folder = RunFolder(str(args.output_dir))
+        try:
+            return _Run(args=args, task=task, policy=policy, runner=runner, folder=folder).go()
+        finally:
+            folder.release()
+            folder.discard_if_empty()
+
+    def _task(self, *, chat: bool) -> Task:
+        if self._rows is not None:
+            return self._rows
+        if self.args.data is not None:
+            return JsonlTask(self.args.data, self.args.eval_data)
+        if self.args.eval_data is not None:
+            raise UsageError("--eval_data goes with --data: a built-in task holds out its own problems.")
+        return make_task(self.args.task, chat=chat)
+
+    def _policy(self) -> Policy:
+        if self._loaded is not None:
+            return Policy(model=self._loaded, tokenizer=self._tokenizer, name=type(self._loaded).__name__)
+        return load_policy(self.args.model, dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
+
+    def _check_rewards(self, task: Task, resolved: str | None = None) -> RewardRunner:
+        chosen = self._reward_funcs or resolved or self.args.reward or task.reward
+        runner = make_runner(chosen)
+        first = next(iter(task.stream(self.args.seed).take(1)), None)
+        if first is not None:
+            runner.check(first.prompt, task.columns)
+        return runner
+
+    def _say_derived(self, task: Task) -> None:
+        args, console = self.args, Console(self.args.max_steps)
+        rows = "endless" if task.size is None else f"{task.size} rows"
+        console.say(
+            f"{args.prompts_per_step} prompts x {args.group_size} answers = {args.prompts_per_step * args.group_size} "
+            f"answers a step, {args.minibatches * args.epochs_per_batch} updates a step; task {task.name} ({rows})"
+        )
+
+
+def _check_prompts(task: Task, policy: Policy, args: TrainArgs) -> None:
+    """Measure every prompt of a finite task, and some of an endless one, before anything is trained."""
+    budget = args.max_new_tokens or 1
+    draws = task.stream(args.seed).take(task.size or 64)
+    for prompt in [draw.prompt for draw in draws] + list(task.held_out):
+        check_fits(prompt, len(policy.encode(prompt)), budget, policy.context_length)
+
+
+class _Run:
+    """One run under way: everything is loaded and claimed."""
+
+    def __init__(self, *, args: TrainArgs, task: Task, policy: Policy, runner: RewardRunner, folder: RunFolder) -> None:
+        self.args = args
+        self.task = task
+        self.policy = policy
+        self.runner = runner
+        self.folder = folder
+        self.engine: Engine = LocalEngine(policy)
+        self.sampling = Sampling(
+            max_new_tokens=args.max_new_tokens or 1,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            seed=args.seed,
+        )
+        self.console = Console(args.max_steps)
+
+    def go(self) -> TrainResult:
+        self._announce()
+        self._warm_up()
+        reference = self.policy.frozen_copy() if self.args.objective.needs_reference else None
+        before = self._evaluate(0)
+        self._shake_hands()
+        learner = Learner(
+            policy=self.policy,
+            reference=reference,
+            optimizer=MasterAdamW(self.policy.model.parameters(), weight_decay=self.args.weight_decay),
+            source=self._source(),
+            args=self.args,
+        )
+        steps, checkpoint, after = self._steps(learner)
+        draw_curve(self.folder.path)
+        self.console.say(f"run folder: {self.folder.path}")
+        if before is not None and after is not None:
+            self.console.say(f"held-out accuracy before: {before.value:.2f}")
+            self.console.say(f"held-out accuracy after: {after.value:.2f}")
+        return TrainResult(folder=self.folder.path, checkpoint=checkpoint, steps=steps, before=before, after=after)
+
+    def _steps(self, learner: Learner) -> tuple[int, Path, Accuracy | None]:
+        args = self.args
+        step, checkpoint, after = 0, self.folder.path, None
+        with GracefulStop() as stop, self.console:
+            while step < args.max_steps and stop.received is None:
+                step += 1
+                report, batch = training_step(learner, step)
+                self.folder.write_metrics(report)
+                if args.rollouts_every and step % args.rollouts_every == 0:
+                    self.folder.write_rollouts(step, batch)
+                self.console.step(report)
+                self._warn(report)
+                last = step == args.max_steps or stop.received is not None
+                if last or (args.eval_every and step % args.eval_every == 0):
+                    after = self._evaluate(step)
+                if last or (args.save_every and step % args.save_every == 0):
+                    checkpoint = self.folder.write_checkpoint(step, self.policy.save)
+        if stop.received is not None:
+            self.console.say(f"stopped by {stop.received.name} after step {step}; saved {checkpoint}")
+            stop.leave()
+        return step, checkpoint, after
+
+    def _source(self) -> SamplingSource:
+        objective = self.args.objective
+        return SamplingSource(
+            stream=self.task.stream(self.args.seed),
+            engine=self.engine,
+            encode=self.policy.encode,
+            decode=self.policy.decode,
+            runner=self.runner,
+            sampling=self.sampling,
+            group_size=self.args.group_size,
+            context_length=self.policy.context_length,
+            only_informative=objective.resample,
+            budget=self.args.resample_budget if objective.resample else 1,
+        )
+
+    def _announce(self) -> None:
+        config = flat_config(self.args)
+        self.folder.write_config(config)
+        self.console.say(f"configuration: {json.dumps(config)}")
+        updates = self.args.minibatches * self.args.epochs_per_batch
+        for note in notes(
+            self.args.objective,
+            updates_per_step=updates,
+            group_size=self.args.group_size,
+            preset=self.args.preset,
+        ):
+            self.console.say(f"note: {note}")
+
+    def _warm_up(self) -> None:
+        steps = self.args.sft_steps or 0
+        if steps == 0:
+            return
+        worked = self.task.demonstrations(WARM_UP_EXAMPLES, self.args.seed)
+        if not worked:
+            raise UsageError(f"The task {self.task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
+        end = [min(self.policy.end_ids)] if self.policy.end_ids else []
+        tokenize = self.policy.tokenizer
+        examples = [
+            (self.policy.encode(prompt), tokenize(text, add_special_tokens=False)["input_ids"] + end)
+            for prompt, text in worked
+        ]
+        tiny = self.args.model == "tiny"
+        report = warm_up_cached(
+            self.policy,
+            examples,
+            steps=steps,
+            batch_size=TINY_BATCH_SIZE if tiny else 16,
+            learning_rate=TINY_LEARNING_RATE if tiny else self.args.learning_rate or 1e-5,
+            seed=self.args.seed,
+        )
+        where = "from the cache" if report.from_cache else f"in {report.seconds:.0f} s"
+        self.console.say(f"warm-up: {steps} supervised steps {where}")
+
+    def _evaluate(self, step: int) -> Accuracy | None:
+        prompts = list(self.task.held_out)[: self.args.eval_prompts]
+        if not prompts:
+            return None
+        accuracy = greedy_accuracy(
+            self.engine, self.policy.encode, self.policy.decode, prompts, self.runner, self.sampling.max_new_tokens
+        )
+        self.folder.write_evaluation(
+            {
+                "step": step,
+                "accuracy": accuracy.value,
+                "low": accuracy.low,
+                "high": accuracy.high,
+                "n": accuracy.n,
+                "unscored": accuracy.unscored,
+            }
+        )
+        self.console.say(
+            f"step {step}: held-out greedy accuracy {accuracy.value:.3f} "
+            f"[{accuracy.low:.3f}, {accuracy.high:.3f}] on {accuracy.n} problems"
+        )
+        return accuracy
+
+    def _shake_hands(self) -> None:
+        prompts = [self.policy.encode(draw.prompt) for draw in self.task.stream(self.args.seed).take(4)]
+        tolerance = self.args.handshake_tolerance or 0.0
+        result = shake_hands(self.policy, self.engine, prompts, self.sampling, tolerance)
+        self.console.say(
+            f"handshake: sampler and trainer differ by {result.gap:.1e} nats on average over {result.tokens} tokens "
+            f"(allowed {tolerance:.0e})"
+        )
+
+    def _warn(self, report: StepReport) -> None:
+        """Once, at the start: most groups carry no signal, and why that was to be expected."""
+        if report.step != 1 or report.informative >= 0.5 or report.reward is None:
+            return
+        expected = ""
+        if 0.0 <= report.reward <= 1.0:
+            share = uninformative_share(report.reward, self.args.group_size)
+            expected = (
+                f"; at a success rate of {report.reward:.2f}, G={self.args.group_size} leads one to expect {share:.0%}"
+            )
+        self.console.say(f"note: {1 - report.informative:.0%} of the groups carry no signal{expected}")
+
+
+def flat_config(args: TrainArgs) -> dict[str, Any]:
+    """The configuration as one flat mapping, the flags' names and values."""
+    config: Mapping[str, Any] = dataclasses.asdict(args)
+    return {**{k: v for k, v in config.items() if k != "objective"}, **config["objective"]}
