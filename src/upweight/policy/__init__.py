@@ -1,0 +1,1 @@
+"""The model: load, save, template, score tokens, warm up. Import from the modules; this file loads nothing."""

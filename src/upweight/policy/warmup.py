@@ -1,0 +1,203 @@
+"""A short supervised stage, so that a fresh model is right now and then and reinforcement has something to raise."""
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from upweight.objective.errors import bad_parameter
+from upweight.policy.cache import cache_root, written_whole
+from upweight.policy.policy import Policy
+
+Example = tuple[Sequence[int], Sequence[int]]
+"""Prompt ids and completion ids, end token included."""
+
+# Part of the cache's key: raise it when the same arguments would give other weights.
+RECIPE = 1
+
+TINY_STEPS = 220
+TINY_BATCH_SIZE = 256
+TINY_LEARNING_RATE = 3e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUpReport:
+    """What a warm-up did."""
+
+    steps: int
+    """Optimiser steps."""
+
+    loss: float
+    """Cross-entropy of the last batch before its update (nats per token); NaN at 0 steps."""
+
+    seconds: float
+    """Wall time of this call."""
+
+    from_cache: bool
+    """Whether the weights came from the cache instead of being trained."""
+
+
+def warm_up(
+    policy: Policy,
+    examples: Sequence[Example],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    progress: Callable[[int, float], None] | None = None,
+) -> WarmUpReport:
+    """Train the policy in place on worked answers: mean cross-entropy per completion token.
+
+        L = - (1 / N) sum_n log pi(y_n | prompt, y_<n)        N completion tokens of the batch
+
+    AdamW without weight decay, gradient norm clipped at 1, learning rate rising over the first 20 steps (or a tenth)
+    and constant after. Epochs are shuffled by `seed` alone, so the result is the same on the same machine.
+
+    Args:
+        policy: changed in place; its version stays.
+        examples: prompt and completion ids; the prompt is never trained on.
+        steps: optimiser steps, >= 0.
+        batch_size: examples per step, >= 1; an epoch's remainder is carried into the next.
+        learning_rate: > 0.
+        seed: of the order of the examples.
+        progress: called after each step with its number (from 1) and its loss.
+
+    Returns:
+        The report, `from_cache` False.
+
+    Raises:
+        UsageError: no examples, or a number out of range.
+    """
+    _check(examples, steps, batch_size, learning_rate)
+    start, loss = time.perf_counter(), float("nan")
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=learning_rate, weight_decay=0.0)
+    rise = max(1, min(20, steps // 10))
+    order = _order(len(examples), seed)
+    for step in range(1, steps + 1):
+        batch = [examples[next(order)] for _ in range(batch_size)]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, step / rise)
+        cross_entropy = -policy.score([p for p, _ in batch], [c for _, c in batch]).logprobs.mean()
+        optimizer.zero_grad(set_to_none=True)
+        cross_entropy.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        loss = float(cross_entropy.detach())
+        if progress is not None:
+            progress(step, loss)
+    policy.model.zero_grad(set_to_none=True)
+    return WarmUpReport(steps=steps, loss=loss, seconds=time.perf_counter() - start, from_cache=False)
+
+
+def warm_up_cached(
+    policy: Policy,
+    examples: Sequence[Example],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    progress: Callable[[int, float], None] | None = None,
+) -> WarmUpReport:
+    """`warm_up`, or its result from the cache when the same call was made before.
+
+    The key is a hash over the model's name and weights, the examples, the numbers and the package's version. A cache
+    file that cannot be read, or does not fit, is ignored and written anew.
+
+    Args: as for `warm_up`.
+
+    Returns:
+        The report; `from_cache` says which it was.
+    """
+    _check(examples, steps, batch_size, learning_rate)
+    start = time.perf_counter()
+    numbers = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "seed": seed}
+    entry = cache_root() / "warmup" / _key(policy, examples, numbers)
+    loss = _restore(policy, entry)
+    if loss is not None:
+        return WarmUpReport(steps=steps, loss=loss, seconds=time.perf_counter() - start, from_cache=True)
+    report = warm_up(
+        policy,
+        examples,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+        progress=progress,
+    )
+    with written_whole(entry) as folder:
+        save_file(_weights(policy), folder / "weights.safetensors", metadata={"loss": repr(report.loss)})
+        (folder / "call.json").write_text(json.dumps({"model": policy.name, **numbers}, indent=2) + "\n")
+    return report
+
+
+def _check(examples: Sequence[Example], steps: int, batch_size: int, learning_rate: float) -> None:
+    if not examples:
+        raise bad_parameter("examples", "warm_up", "at least one", [])
+    if steps < 0:
+        raise bad_parameter("steps", "warm_up", "at least 0", steps)
+    if batch_size < 1:
+        raise bad_parameter("batch_size", "warm_up", "at least 1", batch_size)
+    if not learning_rate > 0:
+        raise bad_parameter("learning_rate", "warm_up", "above 0", learning_rate)
+
+
+def _order(count: int, seed: int) -> Iterator[int]:
+    """Indices of the examples, epoch after epoch, each shuffled."""
+    noise = random.Random(seed)
+    while True:
+        epoch = list(range(count))
+        noise.shuffle(epoch)
+        yield from epoch
+
+
+def _weights(policy: Policy) -> dict[str, Tensor]:
+    """Trainable weights by name; tied ones appear once, as `named_parameters` gives them."""
+    return {name: weight.detach().cpu().contiguous() for name, weight in policy.model.named_parameters()}
+
+
+def _key(policy: Policy, examples: Sequence[Example], numbers: dict[str, float]) -> str:
+    digest = hashlib.sha256()
+    try:
+        version = metadata.version("upweight")
+    except metadata.PackageNotFoundError:
+        version = "source"
+    digest.update(json.dumps([RECIPE, version, policy.name, str(policy.dtype), numbers], sort_keys=True).encode())
+    for name, weight in sorted(_weights(policy).items()):
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(weight.view(torch.uint8).numpy().tobytes())
+    for prompt, completion in examples:
+        digest.update(json.dumps([list(prompt), list(completion)]).encode())
+    return digest.hexdigest()[:32]
+
+
+def _restore(policy: Policy, entry: Path) -> float | None:
+    """Load the cached weights into the policy and return the loss they came with; None where there is no such entry."""
+    file = entry / "weights.safetensors"
+    try:
+        weights = load_file(file)
+        loss = _loss(file)
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return None
+    own = dict(policy.model.named_parameters())
+    if weights.keys() != own.keys() or any(weights[name].shape != own[name].shape for name in own):
+        return None
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+    return loss
+
+
+def _loss(file: Path) -> float:
+    with safe_open(file, framework="pt") as handle:
+        return float(handle.metadata()["loss"])
