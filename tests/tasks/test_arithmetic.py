@@ -117,10 +117,10 @@ def test_a_chunk_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("operators", [s for n in (1, 2, 3) for s in map("".join, itertools.combinations("+-*", n))])
 @pytest.mark.parametrize("terms", [2, 3])
-def test_the_bare_budget_is_the_longest_possible_answer_and_an_end_token(operators: str, terms: int) -> None:
+def test_the_bare_budget_is_twice_the_longest_possible_answer_with_its_end_token(operators: str, terms: int) -> None:
     task = ArithmeticTask(digits=1, terms=terms, operators=operators)
     longest = max(len(str(task._prompt(row).answer)) for row in range(task.space))
-    assert task.max_new_tokens == longest + 1
+    assert task.max_new_tokens == 2 * (longest + 1)
 
 
 def test_a_bare_demonstration_is_the_answer() -> None:

@@ -115,7 +115,10 @@ class ArithmeticTask:
 
     @property
     def max_new_tokens(self) -> int:
-        """Bare: characters of the longest possible answer, and the end token. Chat: 48."""
+        """Bare: twice the characters of the longest possible answer with its end token. Chat: 48.
+
+        Twice, so that a right answer never runs into the budget, nor into an overlong penalty before it.
+        """
         if self.style == "chat":
             return CHAT_BUDGET
         low, high, others = self._lowest, self._lowest + self._operands - 1, self.terms - 1
@@ -126,7 +129,7 @@ class ArithmeticTask:
             extremes.append(high**self.terms)
         if "-" in self.operators:
             extremes += [high - others * low, low - (high**others if "*" in self.operators else high * others)]
-        return max(len(str(value)) for value in extremes) + 1
+        return 2 * (max(len(str(value)) for value in extremes) + 1)
 
     def stream(self, seed: int) -> "ArithmeticStream":
         """An endless stream of training problems, drawn with replacement."""

@@ -24,7 +24,7 @@ def make_task(spec: str, *, chat: bool) -> Task:
 
     Example:
         >>> make_task("arithmetic:digits=1,operators=+*", chat=False).max_new_tokens
-        3
+        6
     """
     name, _, rest = spec.strip().partition(":")
     if name not in _TASKS:

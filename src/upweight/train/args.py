@@ -1,8 +1,9 @@
 """`TrainArgs`: the whole configuration of a run, flag by flag. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from upweight.objective.presets import preset
 from upweight.objective.spec import Objective
 
 
@@ -10,8 +11,8 @@ from upweight.objective.spec import Objective
 class TrainArgs:
     """Configuration of `upweight train`. Batch sizes are in plain units; everything else is derived from them."""
 
-    objective: Objective = field(default_factory=Objective)
-    """The loss: see `Objective`. Its fields are flags of the same names."""
+    objective: Objective = None  # type: ignore[assignment]
+    """The loss: see `Objective`. Its fields are flags of the same names. The preset's row where not given."""
 
     preset: str = "grpo"
     """Row of the preset table that gives the objective its defaults: grpo, grpo-paper, dr-grpo, dapo, gspo, cispo."""
@@ -111,3 +112,7 @@ class TrainArgs:
     handshake_tolerance: float | None = None
     """Largest mean |log-prob difference| between sampler and trainer before the first step (nats);
     1e-3 in float32, 5e-2 in bfloat16 where not given."""
+
+    def __post_init__(self) -> None:
+        if self.objective is None:
+            object.__setattr__(self, "objective", preset(self.preset, max_new_tokens=self.max_new_tokens))

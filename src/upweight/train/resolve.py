@@ -4,7 +4,7 @@ import dataclasses
 import time
 from typing import TypeVar
 
-from upweight.objective.presets import DAPO_BUFFER_SHARE
+from upweight.objective.presets import preset
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
 
@@ -34,8 +34,8 @@ def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
     budget = task.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     objective = args.objective
     if objective.overlong_buffer is None:
-        buffer = budget // DAPO_BUFFER_SHARE if args.preset == "dapo" else 0
-        objective = dataclasses.replace(objective, overlong_buffer=buffer)
+        buffer = preset(args.preset, max_new_tokens=budget).overlong_buffer
+        objective = dataclasses.replace(objective, overlong_buffer=buffer or 0)
     return dataclasses.replace(
         args,
         objective=objective,

@@ -83,7 +83,11 @@ class SamplingSource:
         answers = self._engine.generate(prompt_ids, self._group_size, self._sampling, keys=keys)
         texts = [[self._decode(answer.token_ids) for answer in group] for group in answers]
         prompts = [draw.prompt for draw in draws for _ in range(self._group_size)]
-        scores = self._runner.score(prompts, [text for group in texts for text in group])
+        scores = self._runner.score(
+            prompts,
+            [text for group in texts for text in group],
+            completion_ids=[answer.token_ids for group in answers for answer in group],
+        )
         return [
             Group(
                 draw=draw,
