@@ -169,7 +169,7 @@ def gae(
         lam: lambda, in [0, 1].
 
     Returns:
-        Advantages and returns (advantage + value), both [B, T], 0 at masked slots.
+        Advantages and returns (advantage + value), both [B, T], 0 at masked slots; neither hands the critic a gradient.
 
     Example:
         >>> nan = float("nan")
@@ -181,7 +181,7 @@ def gae(
             raise bad_parameter(name, "gae", "in [0, 1]", number)
     kept = mask.bool()
     rewards = torch.where(kept, rewards, 0.0)
-    values = torch.where(kept, values, 0.0)
+    values = torch.where(kept, values.detach(), 0.0)
     advantages = torch.zeros_like(values)
     next_value = next_advantage = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(0)
     for t in reversed(range(values.shape[1])):

@@ -65,7 +65,7 @@ def aggregate_token_loss(
         tensor(2.)
     """
     kept = _as_mask(mask, "aggregate_token_loss")
-    weights = token_weights(kept, mode, max_length=max_length, group_ids=group_ids)
+    weights = token_weights(kept.double(), mode, max_length=max_length, group_ids=group_ids)
     return (weights[kept].to(token_loss.dtype) * token_loss[kept]).sum()
 
 

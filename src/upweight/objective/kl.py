@@ -40,5 +40,5 @@ def kl_estimate(
         # Clamped as a whole, from above only: a bound on exp alone would leave a gradient that points the wrong
         # way, and very negative log-ratios are safe to exponentiate.
         log_ratio = log_ratio.clamp(max=LOG_RATIO_LIMIT)
-        return log_ratio.exp() - 1 - log_ratio
+        return log_ratio.expm1() - log_ratio
     raise bad_parameter("kl_estimator", "grpo_loss", "'k1', 'k2' or 'k3'", estimator)

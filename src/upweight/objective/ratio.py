@@ -35,7 +35,7 @@ def sequence_log_ratio(
     """
     index, count = segment_index(seq_id)
     log_ratio = segment_mean(logprobs - old_logprobs, index, count)[index]
-    return log_ratio.detach() + logprobs - logprobs.detach() if per_token else log_ratio
+    return log_ratio.detach() + (logprobs - logprobs.detach()) if per_token else log_ratio
 
 
 def ratio_from_log(log_ratio: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
