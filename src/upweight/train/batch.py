@@ -53,7 +53,7 @@ def with_advantages(batch: Batch, objective: Objective, max_new_tokens: int) -> 
     """
     rewards = batch.task_rewards
     if objective.overlong_buffer:
-        lengths = torch.tensor([sum(completion.loss_mask) for completion in batch.completions])
+        lengths = torch.tensor([sum(completion.loss_mask) for completion in batch.completions], dtype=torch.long)
         penalty = overlong_penalty(lengths, max_new_tokens, objective.overlong_buffer).double()
         if objective.truncated == "mask":
             penalty[_truncated(batch.completions)] = 0.0
@@ -75,4 +75,5 @@ def with_advantages(batch: Batch, objective: Objective, max_new_tokens: int) -> 
 
 
 def _truncated(completions: Sequence[Completion]) -> Tensor:
-    return torch.tensor([completion.finish_reason is FinishReason.LENGTH for completion in completions])
+    # The dtype is given because a step may have no answers at all.
+    return torch.tensor([c.finish_reason is FinishReason.LENGTH for c in completions], dtype=torch.bool)
