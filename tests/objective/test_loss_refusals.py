@@ -70,7 +70,6 @@ def test_the_loss_refuses_what_it_cannot_mean(options: dict[str, object], name: 
     assert f"Got {got} instead." in str(refusal.value)
 
 
-@pytest.mark.xfail(strict=True, reason="not checked, or checked under another name")
 @pytest.mark.parametrize(
     ("options", "name", "got"),
     [
@@ -148,7 +147,7 @@ def test_advantages_refuse_what_they_cannot_mean(options: dict[str, object], nam
 
 
 def test_the_filter_refuses_ids_that_do_not_fit() -> None:
-    with pytest.raises(UsageError, match=r"The 'group_ids' parameter of .* one id per reward"):
+    with pytest.raises(UsageError, match=r"The 'group_ids' parameter of .* one id per answer"):
         informative_groups(TWO, [0])
 
 

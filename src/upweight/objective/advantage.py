@@ -1,15 +1,12 @@
 """Advantages: how much better an answer did than what was expected of it."""
 
-from collections.abc import Sequence
-
 import torch
-from jaxtyping import Bool, Float, Int, Num, Shaped
+from jaxtyping import Bool, Float, Num, Shaped
 from torch import Tensor
 
 from upweight.objective.errors import bad_parameter
-from upweight.objective.segments import segment_index
-
-GroupIds = Int[Tensor, " B"] | Sequence[int] | None
+from upweight.objective.masks import as_mask
+from upweight.objective.segments import GroupIds, as_group_ids, segment_index
 
 
 def group_advantages(
@@ -52,9 +49,9 @@ def group_advantages(
         tensor([ 1.5000, -0.5000, -0.5000, -0.5000])
     """
     _check_choices(scale, baseline)
-    _check_finite(rewards)
+    _check_finite(rewards, "group_advantages")
     dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
-    index, count = segment_index(_as_ids(rewards, group_ids, group_size))
+    index, count = segment_index(_as_ids(rewards, group_ids, group_size, "group_advantages"))
     values = rewards.double()
     scored = ~values.isnan()
     advantages = torch.zeros_like(values)
@@ -106,13 +103,17 @@ def informative_groups(rewards: Num[Tensor, " B"], group_ids: GroupIds = None) -
         group_ids: [B] integers; one group where None.
 
     Returns:
-        [B] bool, the same for all answers of a group.
+        [B] bool, the same for all answers of a group. Rewards are compared exactly: 0.1 + 0.2 and 0.3 differ.
+
+    Raises:
+        UsageError: an infinite reward, or another number of ids than rewards.
 
     Example:
         >>> informative_groups(torch.tensor([0.5, 0.5, 1.0, 0.0]), [7, 7, 9, 9])
         tensor([False, False,  True,  True])
     """
-    index, count = segment_index(_as_ids(rewards, group_ids, None))
+    _check_finite(rewards, "informative_groups")
+    index, count = segment_index(_as_ids(rewards, group_ids, None, "informative_groups"))
     values = rewards.double()
     low = values.new_full((count,), torch.inf).scatter_reduce(0, index, values.nan_to_num(nan=torch.inf), "amin")
     high = values.new_full((count,), -torch.inf).scatter_reduce(0, index, values.nan_to_num(nan=-torch.inf), "amax")
@@ -143,7 +144,7 @@ def terminal_rewards(scores: Float[Tensor, " B"], mask: Shaped[Tensor, "B T"]) -
         >>> terminal_rewards(torch.tensor([1.0]), torch.tensor([[1, 1, 1, 0, 0]]))
         tensor([[0., 0., 1., 0., 0.]])
     """
-    kept = mask.bool()
+    kept = as_mask(mask, "terminal_rewards")
     is_last = kept & (kept.flip(1).cumsum(1).flip(1) == 1)
     return torch.where(is_last, scores[:, None], 0.0)
 
@@ -179,7 +180,7 @@ def gae(
     for name, number in (("gamma", gamma), ("lam", lam)):
         if not 0.0 <= number <= 1.0:
             raise bad_parameter(name, "gae", "in [0, 1]", number)
-    kept = mask.bool()
+    kept = as_mask(mask, "gae")
     rewards = torch.where(kept, rewards, 0.0)
     values = torch.where(kept, values.detach(), 0.0)
     advantages = torch.zeros_like(values)
@@ -193,20 +194,17 @@ def gae(
     return advantages, advantages + values
 
 
-def _as_ids(rewards: Tensor, group_ids: GroupIds, group_size: int | None) -> Tensor:
+def _as_ids(rewards: Tensor, group_ids: GroupIds, group_size: int | None, owner: str) -> Tensor:
     count = rewards.numel()
     if group_size is not None:
         if group_ids is not None:
-            raise bad_parameter("group_size", "group_advantages", "left out where group_ids is given", group_size)
+            raise bad_parameter("group_size", owner, "left out where group_ids is given", group_size)
         if group_size < 1 or count % group_size:
-            raise bad_parameter("group_size", "group_advantages", f"a divisor of the {count} rewards", group_size)
+            raise bad_parameter("group_size", owner, f"a divisor of the {count} rewards", group_size)
         return torch.arange(count, device=rewards.device) // group_size
     if group_ids is None:
         return torch.zeros(count, dtype=torch.long, device=rewards.device)
-    ids = torch.as_tensor(group_ids, device=rewards.device)
-    if ids.shape != rewards.shape:
-        raise bad_parameter("group_ids", "group_advantages", f"one id per reward ({count})", tuple(ids.shape))
-    return ids
+    return as_group_ids(group_ids, count, rewards.device, owner)
 
 
 def _check_choices(scale: str, baseline: str) -> None:
@@ -216,10 +214,9 @@ def _check_choices(scale: str, baseline: str) -> None:
         raise bad_parameter("baseline", "group_advantages", "'mean' or 'leave-one-out'", baseline)
 
 
-def _check_finite(rewards: Tensor) -> None:
+def _check_finite(rewards: Tensor, owner: str) -> None:
     infinite = rewards.isinf().nonzero().flatten().tolist()
     if infinite:
         way_out = "An answer without a score is NaN."
-        raise bad_parameter(
-            "rewards", "group_advantages", f"finite or NaN at index {infinite[0]}", rewards[infinite[0]].item(), way_out
-        )
+        must = f"finite or NaN at index {infinite[0]}"
+        raise bad_parameter("rewards", owner, must, rewards[infinite[0]].item(), way_out)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from upweight.objective.errors import bad_parameter
-from upweight.objective.ratio import ratio_from_log
+from upweight.objective.ratio import at_least_float32, ratio_from_log
 from upweight.objective.segments import segment_index, segment_mean, segment_sum
+from upweight.objective.spec import Objective
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +68,23 @@ def correction_terms(
     if kind == "tis":
         return CorrectionTerms(weight=ratio.clamp(max=cap), rejected=never)
     return CorrectionTerms(weight=torch.where(ratio <= cap, ratio, 0.0), rejected=ratio > cap)
+
+
+def rejected_tokens(
+    objective: Objective,
+    old_logprobs: Float[Tensor, " N"],
+    sampler_logprobs: Float[Tensor, " N"] | None,
+    seq_id: Int[Tensor, " N"],
+) -> Bool[Tensor, " N"]:
+    """[N] what the objective's correction drops; computed in float32 at least."""
+    return correction_terms(
+        at_least_float32(old_logprobs),
+        None if sampler_logprobs is None else at_least_float32(sampler_logprobs),
+        seq_id,
+        kind=objective.correction,
+        level=objective.correction_level,
+        cap=objective.correction_cap,
+    ).rejected
 
 
 def mismatch(old_logprobs: Float[Tensor, " N"], sampler_logprobs: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

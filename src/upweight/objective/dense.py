@@ -1,14 +1,17 @@
 """The padded `[B, T]` functions: thin wrappers that lay the masked-in tokens flat."""
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from upweight.objective.advantage import gae, group_advantages
-from upweight.objective.correction import correction_terms
-from upweight.objective.errors import bad_parameter
+from upweight.objective.correction import rejected_tokens
+from upweight.objective.errors import UsageError, bad_parameter
 from upweight.objective.loss import policy_loss
-from upweight.objective.metrics import Sums, metric_means
+from upweight.objective.masks import as_mask
+from upweight.objective.metrics import Sums, metric_means, quantile
+from upweight.objective.rules import out_of_range, wrong_types
+from upweight.objective.segments import GroupIds, as_group_ids
 from upweight.objective.spec import Objective
 from upweight.objective.weights import flat_token_weights
 
@@ -20,7 +23,7 @@ def token_weights(
     mode: str = "token-mean",
     *,
     max_length: int | None = None,
-    group_ids: Int[Tensor, " B"] | None = None,
+    group_ids: GroupIds = None,
 ) -> Float[Tensor, "B T"]:
     """Weight of each token in the loss, `flat_token_weights` over the masked-in slots; 0 elsewhere.
 
@@ -38,10 +41,10 @@ def token_weights(
         tensor([[0.1667, 0.1667, 0.1667],
                 [0.5000, 0.0000, 0.0000]])
     """
-    kept = _as_mask(mask, "token_weights")
+    kept = as_mask(mask, "token_weights")
     dtype = mask.dtype if mask.is_floating_point() else torch.get_default_dtype()
     seq_id = _seq_id(kept)
-    group_id = None if group_ids is None else group_ids[seq_id]
+    group_id = _group_id(group_ids, kept, seq_id, "token_weights")
     weights = flat_token_weights(seq_id, mode, max_length=max_length, group_id=group_id)
     return torch.zeros(kept.shape, dtype=dtype, device=kept.device).masked_scatter(kept, weights.to(dtype))
 
@@ -52,7 +55,7 @@ def aggregate_token_loss(
     mode: str = "token-mean",
     *,
     max_length: int | None = None,
-    group_ids: Int[Tensor, " B"] | None = None,
+    group_ids: GroupIds = None,
 ) -> Float[Tensor, ""]:
     """sum_t w_t loss_t over the masked-in tokens; what masked slots hold changes nothing.
 
@@ -64,7 +67,7 @@ def aggregate_token_loss(
         >>> aggregate_token_loss(torch.tensor([[3.0, 1.0, float("nan")]]), torch.tensor([[1, 1, 0]]))
         tensor(2.)
     """
-    kept = _as_mask(mask, "aggregate_token_loss")
+    kept = as_mask(mask, "aggregate_token_loss")
     weights = token_weights(kept.double(), mode, max_length=max_length, group_ids=group_ids)
     return (weights[kept].to(token_loss.dtype) * token_loss[kept]).sum()
 
@@ -82,7 +85,7 @@ def grpo_loss(
     dual_clip: float | None = None,
     loss_agg: str = "token-mean",
     max_length: int | None = None,
-    group_ids: Int[Tensor, " B"] | None = None,
+    group_ids: GroupIds = None,
     weights: Float[Tensor, "B T"] | None = None,
     kl_coef: float = 0.0,
     ref_logprobs: Float[Tensor, "B T"] | None = None,
@@ -139,10 +142,10 @@ def grpo_loss(
         >>> bool(torch.isclose(sum(parts), whole))
         True
     """
-    kept = _as_mask(mask, "grpo_loss")
+    kept = as_mask(mask, "grpo_loss")
     _check_shapes(kept, logprobs=logprobs, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
     _check_shapes(kept, sampler_logprobs=sampler_logprobs, weights=weights)
-    _check_choices(clip, clip_high, kl_coef, ratio_level, surrogate, kl_grad, masked_tokens, advantages, kept)
+    _check_advantages(advantages, kept)
     objective = Objective(
         clip=clip,
         clip_high=clip_high,
@@ -155,32 +158,24 @@ def grpo_loss(
         correction=correction,  # type: ignore[arg-type]
         correction_level=correction_level,  # type: ignore[arg-type]
         correction_cap=correction_cap,
+        masked_tokens=masked_tokens,  # type: ignore[arg-type]
+        loss_agg=loss_agg,  # type: ignore[arg-type]
     )
+    _check_values(objective)
     seq_id = _seq_id(kept)
-    flat_logprobs, old = logprobs[kept], _pick(old_logprobs, kept)
-    sampler = _pick(sampler_logprobs, kept)
+    flat_logprobs, old, sampler = logprobs[kept], _pick(old_logprobs, kept), _pick(sampler_logprobs, kept)
     if weights is None:
-        rejected = None
+        keep = None
         if masked_tokens == "valid":
-            known_old = flat_logprobs.detach() if old is None else old
-            rejected = correction_terms(
-                known_old, sampler, seq_id, kind=correction, level=correction_level, cap=correction_cap
-            ).rejected
-        flat_weights = flat_token_weights(
-            seq_id,
-            loss_agg,
-            max_length=max_length,
-            group_id=None if group_ids is None else group_ids[seq_id],
-            keep=None if rejected is None else ~rejected,
-        )
-    else:
-        flat_weights = weights[kept]
+            keep = ~rejected_tokens(objective, flat_logprobs.detach() if old is None else old, sampler, seq_id)
+        group_id = _group_id(group_ids, kept, seq_id, "grpo_loss")
+        weights_of_kept = flat_token_weights(seq_id, loss_agg, max_length=max_length, group_id=group_id, keep=keep)
     terms = policy_loss(
         objective,
         logprobs=flat_logprobs,
         old_logprobs=old,
         advantages=advantages[seq_id] if advantages.ndim == 1 else advantages[kept],
-        weights=flat_weights,
+        weights=weights_of_kept if weights is None else weights[kept],
         seq_id=seq_id,
         ref_logprobs=_pick(ref_logprobs, kept),
         sampler_logprobs=sampler,
@@ -191,24 +186,20 @@ def grpo_loss(
 
 def _finish_metrics(sums: Sums, ratio: Tensor) -> dict[str, float]:
     metrics = {"kl": 0.0, **metric_means(sums)}
-    metrics["ratio_p99"] = float(ratio.double().quantile(0.99)) if ratio.numel() else 0.0
-    metrics["ratio_max"] = float(ratio.max()) if ratio.numel() else 0.0
+    metrics["ratio_p99"] = quantile(ratio, 0.99)
+    metrics["ratio_max"] = quantile(ratio, 1.0)
     metrics["tokens"] = float(ratio.numel())
     return metrics
-
-
-def _as_mask(mask: Tensor, owner: str) -> Tensor:
-    if mask.dtype == torch.bool:
-        return mask
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        stray = mask[(mask != 0) & (mask != 1)][0].item()
-        raise bad_parameter("mask", owner, "bool or 0/1", stray)
-    return mask.bool()
 
 
 def _seq_id(kept: Tensor) -> Tensor:
     """[N] row of each masked-in slot, in reading order."""
     return kept.nonzero()[:, 0]
+
+
+def _group_id(group_ids: GroupIds, kept: Tensor, seq_id: Tensor, owner: str) -> Tensor | None:
+    """[N] group of each masked-in slot."""
+    return None if group_ids is None else as_group_ids(group_ids, kept.shape[0], kept.device, owner)[seq_id]
 
 
 def _pick(tensor: Tensor | None, kept: Tensor) -> Tensor | None:
@@ -221,29 +212,13 @@ def _check_shapes(kept: Tensor, **tensors: Tensor | None) -> None:
             raise bad_parameter(name, "grpo_loss", f"of the mask's shape {tuple(kept.shape)}", tuple(tensor.shape))
 
 
-def _check_choices(
-    clip: float,
-    clip_high: float | None,
-    kl_coef: float,
-    ratio_level: str,
-    surrogate: str,
-    kl_grad: str,
-    masked_tokens: str,
-    advantages: Tensor,
-    kept: Tensor,
-) -> None:
-    for name, number in (("clip", clip), ("clip_high", clip_high), ("kl_coef", kl_coef)):
-        if number is not None and not number >= 0:
-            raise bad_parameter(name, "grpo_loss", "at least 0", number)
-    choices = {
-        "ratio_level": (ratio_level, ("token", "sequence")),
-        "surrogate": (surrogate, ("clip", "cispo", "none")),
-        "kl_grad": (kl_grad, ("naive", "reverse")),
-        "masked_tokens": (masked_tokens, ("keep", "valid")),
-    }
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise bad_parameter(name, "grpo_loss", " or ".join(map(repr, allowed)), value)
+def _check_advantages(advantages: Tensor, kept: Tensor) -> None:
     if advantages.shape not in (kept.shape[:1], kept.shape):
         must = f"of shape {tuple(kept.shape[:1])} or {tuple(kept.shape)}"
         raise bad_parameter("advantages", "grpo_loss", must, tuple(advantages.shape))
+
+
+def _check_values(objective: Objective) -> None:
+    problems = wrong_types(objective, "grpo_loss") or out_of_range(objective, "grpo_loss")
+    if problems:
+        raise UsageError(problems[0])

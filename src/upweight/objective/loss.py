@@ -10,7 +10,7 @@ from upweight.objective.correction import CorrectionTerms, correction_terms, mis
 from upweight.objective.errors import bad_parameter
 from upweight.objective.kl import kl_estimate
 from upweight.objective.metrics import Sums
-from upweight.objective.ratio import ratio_from_log, sequence_log_ratio, token_log_ratio
+from upweight.objective.ratio import at_least_float32, ratio_from_log, sequence_log_ratio, token_log_ratio
 from upweight.objective.segments import segment_index, segment_sum
 from upweight.objective.spec import Objective
 from upweight.objective.surrogate import SurrogateTerms, cispo_surrogate, clip_surrogate, unclipped_surrogate
@@ -49,7 +49,7 @@ def policy_loss(
 
     The tokens are whole answers of one optimiser step, or any share of them that splits no answer: the losses and
     the metrics of the shares add up to those of the step. Only trainable tokens come in; every choice is the
-    objective's.
+    objective's. Half-precision log-probs are computed with in float32.
 
     Args:
         objective: which f, rho, c and KL. Advantages and weights were made from it before.
@@ -67,7 +67,10 @@ def policy_loss(
         UsageError: reference or sampler log-probs are missing where the objective needs them, or it differentiates
             k1 as it stands (expected gradient 0).
     """
-    old = logprobs.detach() if old_logprobs is None else old_logprobs.detach()
+    logprobs = at_least_float32(logprobs)
+    old = logprobs.detach() if old_logprobs is None else at_least_float32(old_logprobs.detach())
+    ref_logprobs = None if ref_logprobs is None else at_least_float32(ref_logprobs)
+    sampler_logprobs = None if sampler_logprobs is None else at_least_float32(sampler_logprobs)
     log_ratio = _log_ratio(objective, logprobs, old, seq_id, per_token_advantages)
     ratio = ratio_from_log(log_ratio)
     correction = correction_terms(

@@ -1,9 +1,12 @@
 """Metrics as (sum, count) pairs that add up over micro-batches and ranks."""
 
+import math
 from collections.abc import Mapping
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from upweight.objective.masks import as_mask
 
 Sums = Mapping[str, tuple[float, float]]
 """Metric name -> (sum, count). Two of them add up; the metric is sum / count, once, at the end."""
@@ -36,6 +39,21 @@ def metric_means(sums: Sums) -> dict[str, float]:
     return means
 
 
+def quantile(values: Float[Tensor, " N"], q: float) -> float:
+    """The value that a share q of the values does not exceed; 0 for none. q = 1 is the maximum.
+
+    By sorting, without interpolation: torch.quantile refuses more than 2^24 elements.
+
+    Example:
+        >>> import torch
+        >>> quantile(torch.arange(1.0, 101.0), 0.99)
+        99.0
+    """
+    if not values.numel():
+        return 0.0
+    return float(values.sort().values[max(0, math.ceil(q * values.numel()) - 1)])
+
+
 def masked_mean(values: Float[Tensor, "B T"], mask: Shaped[Tensor, "B T"]) -> float:
     """Mean over the masked-in slots; 0 for none. Masked slots may hold anything.
 
@@ -44,5 +62,5 @@ def masked_mean(values: Float[Tensor, "B T"], mask: Shaped[Tensor, "B T"]) -> fl
         >>> masked_mean(torch.tensor([[0.5, 1.5, 7.0]]), torch.tensor([[1, 1, 0]]))
         1.0
     """
-    kept = values[mask.bool()]
+    kept = values[as_mask(mask, "masked_mean")]
     return float(kept.double().mean()) if kept.numel() else 0.0

@@ -1,12 +1,13 @@
 """Importance ratios: the policy now against the policy that is held to have sampled."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from upweight.objective.segments import segment_index, segment_mean
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to +- this before `exp`: e^20 is finite in every dtype that is trained in."""
+"""Log-ratios are clamped to +- this before `exp`. `policy_loss` computes in float32 at least, where e^20 is finite."""
 
 
 def token_log_ratio(logprobs: Float[Tensor, " N"], old_logprobs: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -47,3 +48,11 @@ def ratio_from_log(log_ratio: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         tensor([1.0000e+00, 4.8517e+08], dtype=torch.float64)
     """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def at_least_float32(values: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """bfloat16 and float16 as float32, differentiably; float32 and float64 as they are.
+
+    A bfloat16 sum of ones stops at 256, and e^15 is inf in float16.
+    """
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

@@ -6,6 +6,7 @@ the same.
 """
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator
 
@@ -50,9 +51,9 @@ def contradictions(
         >>> contradictions(Objective(), group_size=8)
         []
     """
-    if wrong := list(_wrong_values(objective)):
+    if wrong := wrong_types(objective, OWNER):
         return wrong
-    problems = [*_out_of_range(objective)]
+    problems = out_of_range(objective, OWNER)
     problems += _impossible_groups(objective, group_size)
     problems += _impossible_lengths(objective, max_new_tokens, budget_from_task)
     problems += _impossible_ratios(objective, has_sampler_logprobs)
@@ -65,16 +66,24 @@ def contradictions(
     return problems
 
 
-def _wrong_values(objective: Objective) -> Iterator[str]:
+def wrong_types(objective: Objective, owner: str) -> list[str]:
+    """Values that do not fit their field, an unknown name among them; `owner` is who the sentences speak of."""
+    problems = []
+    for name, hint in _hints().items():
+        value = getattr(objective, name)
+        if must := must_be(hint, value):
+            problems.append(str(bad_parameter(name, owner, must, value)))
+    return problems
+
+
+@functools.cache
+def _hints() -> dict[str, object]:
     hints = typing.get_type_hints(Objective)
-    for field in dataclasses.fields(objective):
-        value = getattr(objective, field.name)
-        if must := must_be(hints[field.name], value):
-            yield str(bad_parameter(field.name, OWNER, must, value))
+    return {field.name: hints[field.name] for field in dataclasses.fields(Objective)}
 
 
-def _out_of_range(o: Objective) -> Iterator[str]:
-    """Single values outside their range."""
+def out_of_range(o: Objective, owner: str) -> list[str]:
+    """Single values outside their range; `owner` is who the sentences speak of."""
     checks = [
         ("adv_ddof", o.adv_ddof >= 0, "at least 0", "1 divides by n - 1, 0 by n."),
         ("adv_eps", o.adv_eps >= 0, "at least 0", "It is added to the std."),
@@ -91,9 +100,11 @@ def _out_of_range(o: Objective) -> Iterator[str]:
         ("correction_cap", o.correction_cap > 0, "above 0", "2 is usual."),
         ("overlong_buffer", (o.overlong_buffer or 0) >= 0, "at least 0", "0 turns the penalty off."),
     ]
-    for name, holds, must, way_out in checks:
-        if not holds:
-            yield str(bad_parameter(name, OWNER, must, getattr(o, name), way_out))
+    return [
+        str(bad_parameter(name, owner, must, getattr(o, name), way_out))
+        for name, holds, must, way_out in checks
+        if not holds
+    ]
 
 
 def _impossible_groups(o: Objective, group_size: int) -> Iterator[str]:
@@ -264,6 +275,11 @@ def _notes_on_correction(o: Objective) -> Iterator[str]:
 def _notes_on_kl(o: Objective) -> Iterator[str]:
     if o.kl_coef == 0:
         yield from _without_effect(o, ("kl_estimator", "kl_grad", "kl_place"), "kl_coef is 0")
+    elif o.kl_grad == "reverse" and o.kl_estimator == "k2" and o.kl_place == "loss":
+        yield (
+            "kl_grad=reverse with kl_estimator=k2 descends the expectation of k2, which is not quite the KL. k1 and k3 "
+            "have the reverse KL's gradient in this form, k2 has it with kl_grad=naive."
+        )
     elif o.kl_place == "reward":
         yield from _without_effect(
             o, ("kl_estimator", "kl_grad"), "in the reward the KL is the sum of k1, and has no gradient"

@@ -1,8 +1,27 @@
 """Sums and means over runs of equal ids: the tokens of an answer, the answers of a group."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from upweight.objective.errors import bad_parameter
+
+GroupIds = Int[Tensor, " B"] | Sequence[int] | None
+"""Group of each answer: any integers, the same for the answers of a group."""
+
+
+def as_group_ids(group_ids: Int[Tensor, " B"] | Sequence[int], count: int, device: torch.device, owner: str) -> Tensor:
+    """[count] int64 group ids.
+
+    Raises:
+        UsageError: another number of ids than answers; `owner` is the function whose parameter they are.
+    """
+    ids = torch.as_tensor(group_ids, device=device)
+    if ids.shape != (count,):
+        raise bad_parameter("group_ids", owner, f"one id per answer ({count})", tuple(ids.shape))
+    return ids.long()
 
 
 def segment_index(ids: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], int]:

@@ -63,7 +63,7 @@ class Objective:
     """Estimator of the KL in the loss. In the reward it is always k1."""
 
     kl_grad: KLGrad = "naive"
-    """Differentiate the estimator as it stands, or multiplied by the ratio (reverse KL per position)."""
+    """Differentiate the estimator as it stands, or multiplied by the ratio (k1, k3: reverse KL per position)."""
 
     kl_place: KLPlace = "loss"
     """Add the KL to the loss, or subtract sum_t k1_t from the reward before the group statistics."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upweight.objective.correction import correction_terms
+from upweight.objective.correction import rejected_tokens
 from upweight.objective.spec import Objective
 from upweight.objective.weights import flat_token_weights
 from upweight.train.records import Batch, MicroBatch, Update
@@ -86,15 +86,7 @@ def _kept(batch: Batch, objective: Objective) -> Tensor | None:
         return None
     if batch.old_logprobs is None:
         raise AssertionError("masked_tokens='valid' needs the old log-probs before the weights")
-    rejected = correction_terms(
-        batch.old_logprobs.cpu(),
-        batch.sampler_logprobs,
-        batch.seq_id,
-        kind=objective.correction,
-        level=objective.correction_level,
-        cap=objective.correction_cap,
-    ).rejected
-    return ~rejected
+    return ~rejected_tokens(objective, batch.old_logprobs.cpu(), batch.sampler_logprobs, batch.seq_id)
 
 
 def _answers_to_pass(batch: Batch, objective: Objective, inside: Tensor) -> list[int]:

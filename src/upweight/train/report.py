@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from upweight.objective.metrics import Sums, add_sums, metric_means
+from upweight.objective.metrics import Sums, add_sums, metric_means, quantile
 from upweight.rollout.completion import FinishReason
 from upweight.train.records import Batch, Group, Sampled, StepReport, UpdateResult
 from upweight.train.source import is_informative
@@ -63,13 +62,13 @@ def make_report(
         updates=sum(result.stepped for result in results),
         skipped_updates=sum(not result.stepped for result in results),
         ratio_mean=means.get("ratio_mean", 0.0),
-        ratio_p99=_quantile(ratios, 0.99),
-        ratio_max=_quantile(ratios, 1.0),
+        ratio_p99=quantile(ratios, 0.99),
+        ratio_max=quantile(ratios, 1.0),
         ess=means.get("ess", 0.0),
         rejected=means.get("rejected", 0.0),
         mismatch=means.get("mismatch", 0.0),
-        mismatch_p99=_quantile(gaps, 0.99),
-        mismatch_max=_quantile(gaps, 1.0),
+        mismatch_p99=quantile(gaps, 0.99),
+        mismatch_max=quantile(gaps, 1.0),
         sample_seconds=sample_seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
     )
@@ -83,10 +82,3 @@ def _left_out(groups: Sequence[Group], batch: Batch) -> int:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _quantile(values: Tensor, q: float) -> float:
-    """Quantile by sorting: torch.quantile refuses more than 2^24 elements."""
-    if not values.numel():
-        return 0.0
-    return float(values.float().sort().values[min(values.numel() - 1, int(q * values.numel()))])

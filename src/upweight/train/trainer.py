@@ -13,7 +13,7 @@ from upweight.objective.errors import UsageError
 from upweight.objective.rules import notes
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
-from upweight.policy.warmup import TINY_BATCH_SIZE, TINY_LEARNING_RATE, warm_up_cached
+from upweight.policy.warmup import TINY_BATCH_SIZE, TINY_LEARNING_RATE, TINY_STOP_BELOW, warm_up_cached
 from upweight.rewards.runner import RewardRunner, make_runner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
@@ -291,9 +291,10 @@ class _Run:
             batch_size=TINY_BATCH_SIZE if tiny else 16,
             learning_rate=TINY_LEARNING_RATE if tiny else self.args.learning_rate or 1e-5,
             seed=self.args.seed,
+            stop_below=TINY_STOP_BELOW if tiny else 0.0,
         )
-        where = "from the cache" if report.from_cache else f"in {report.seconds:.0f} s"
-        self.console.say(f"warm-up: {steps} supervised steps {where}")
+        where = "from the cache" if report.from_cache else f"{report.steps} steps in {report.seconds:.0f} s"
+        self.console.say(f"warm-up on worked answers: {where}, loss {report.loss:.2f} nats per token")
 
     def _evaluate(self, step: int) -> Accuracy | None:
         prompts = list(self.task.held_out)[: self.args.eval_prompts]
