@@ -58,6 +58,7 @@ def run(argv: Sequence[str]) -> int:
     trainer = Trainer(args=args)
     if dry_run:
         trainer.check()
+        trainer.describe()
     else:
         trainer.train()
     return 0

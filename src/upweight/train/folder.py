@@ -27,17 +27,28 @@ def check_free(path: str | Path) -> None:
         raise UsageError(f"The run folder {str(folder)!r} is a file. Choose another --output_dir.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    lock = folder / LOCK
-    if lock.exists():
-        owner = lock.read_text(encoding="ascii", errors="replace").strip()
+    owner = _owner(folder / LOCK)
+    if owner is not None:
         raise UsageError(
-            f"The run folder {str(folder)!r} is in use by process {owner}. Choose another --output_dir, or wait; if "
-            f"that process is gone, move the folder away."
+            f"The run folder {str(folder)!r} is in use by process {owner}. Choose another --output_dir, or leave it "
+            "out for a new name."
         )
     raise UsageError(
         f"The run folder {str(folder)!r} is not empty, and a run never writes over another. Choose another "
         "--output_dir, leave it out for a new name, or move the folder away."
     )
+
+
+def _owner(lock: Path) -> int | None:
+    """The living process that holds a lock; None where there is none, or where it died."""
+    try:
+        owner = int(lock.read_text(encoding="ascii"))
+        os.kill(owner, 0)  # signal 0 asks whether it is there
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return None
+    except PermissionError:  # there, and somebody else's
+        return owner
+    return owner
 
 
 class RunFolder:

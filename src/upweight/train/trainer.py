@@ -1,7 +1,6 @@
 """`Trainer`: a run from the first check to the last line."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +96,7 @@ class Trainer:
         self._loaded = None if model is None or isinstance(model, str) else model
         self._tokenizer = processing_class
         self._reward_funcs = reward_funcs
-        self._rows = None if train_dataset is None else RowsTask(train_dataset, eval_dataset)
+        self._data: Task | None = None if train_dataset is None else RowsTask(train_dataset, eval_dataset)
         self.args = dataclasses.replace(args, model=model) if isinstance(model, str) else args
         if self._loaded is not None and self._tokenizer is None:
             raise UsageError("A model that is loaded already needs its tokenizer: pass processing_class as well.")
@@ -112,9 +111,15 @@ class Trainer:
         if self.args.output_dir is not None:
             check_free(self.args.output_dir)
         resolve_device(self.args.device)
+        self._runner(self._task(chat=False), self.args.reward)
+
+    def describe(self) -> None:
+        """Print the resolved configuration and what is worth knowing about it, for a dry run.
+
+        A budget or a reward that depends on the model's chat template is shown as for a model without one.
+        """
         task = self._task(chat=False)
-        self._check_rewards(task)
-        self._say_derived(task)
+        announce(resolve_args(self.args, task, str(resolve_device(self.args.device))), task)
 
     def train(self) -> TrainResult:
         """Run it: warm-up, handshake, steps, evaluation, checkpoint.
@@ -132,7 +137,7 @@ class Trainer:
         task = self._task(chat=policy.has_chat_template)
         args = resolve_args(self.args, task, str(policy.device))
         check_args(args)
-        runner = self._check_rewards(task, args.reward)
+        runner = self._runner(task, args.reward)
         _check_prompts(task, policy, args)
         folder = RunFolder(str(args.output_dir))
         try:
@@ -142,10 +147,10 @@ class Trainer:
             folder.discard_if_empty()
 
     def _task(self, *, chat: bool) -> Task:
-        if self._rows is not None:
-            return self._rows
-        if self.args.data is not None:
-            return JsonlTask(self.args.data, self.args.eval_data)
+        if self._data is None and self.args.data is not None:
+            self._data = JsonlTask(self.args.data, self.args.eval_data)
+        if self._data is not None:
+            return self._data
         if self.args.eval_data is not None:
             raise UsageError("--eval_data goes with --data: a built-in task holds out its own problems.")
         return make_task(self.args.task, chat=chat)
@@ -155,21 +160,13 @@ class Trainer:
             return Policy(model=self._loaded, tokenizer=self._tokenizer, name=type(self._loaded).__name__)
         return load_policy(self.args.model, dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
 
-    def _check_rewards(self, task: Task, resolved: str | None = None) -> RewardRunner:
-        chosen = self._reward_funcs or resolved or self.args.reward or task.reward
-        runner = make_runner(chosen)
-        first = next(iter(task.stream(self.args.seed).take(1)), None)
-        if first is not None:
-            runner.check(first.prompt, task.columns)
+    def _runner(self, task: Task, reward: str | None) -> RewardRunner:
+        """The reward functions, tried on one row of each part of the data."""
+        runner = make_runner(self._reward_funcs or reward or task.reward)
+        runner.check(task.stream(self.args.seed).take(1)[0].prompt, task.columns)
+        if task.held_out:
+            runner.check(task.held_out[0])
         return runner
-
-    def _say_derived(self, task: Task) -> None:
-        args, console = self.args, Console(self.args.max_steps)
-        rows = "endless" if task.size is None else f"{task.size} rows"
-        console.say(
-            f"{args.prompts_per_step} prompts x {args.group_size} answers = {args.prompts_per_step * args.group_size} "
-            f"answers a step, {args.minibatches * args.epochs_per_batch} updates a step; task {task.name} ({rows})"
-        )
 
 
 def _check_prompts(task: Task, policy: Policy, args: TrainArgs) -> None:
@@ -200,7 +197,8 @@ class _Run:
         self.console = Console(args.max_steps)
 
     def go(self) -> TrainResult:
-        self._announce()
+        announce(self.args, self.task)
+        self.folder.write_config(flat_config(self.args))
         self._warm_up()
         reference = self.policy.frozen_copy() if self.args.objective.needs_reference else None
         before = self._evaluate(0)
@@ -256,19 +254,6 @@ class _Run:
             only_informative=objective.resample,
             budget=self.args.resample_budget if objective.resample else 1,
         )
-
-    def _announce(self) -> None:
-        config = flat_config(self.args)
-        self.folder.write_config(config)
-        self.console.say(f"configuration: {json.dumps(config)}")
-        updates = self.args.minibatches * self.args.epochs_per_batch
-        for note in notes(
-            self.args.objective,
-            updates_per_step=updates,
-            group_size=self.args.group_size,
-            preset=self.args.preset,
-        ):
-            self.console.say(f"note: {note}")
 
     def _warm_up(self) -> None:
         steps = self.args.sft_steps or 0
@@ -339,6 +324,20 @@ class _Run:
                 f"; at a success rate of {report.reward:.2f}, G={self.args.group_size} leads one to expect {share:.0%}"
             )
         self.console.say(f"note: {1 - report.informative:.0%} of the groups carry no signal{expected}")
+
+
+def announce(args: TrainArgs, task: Task) -> None:
+    """Print what a run is going to do."""
+    console = Console(args.max_steps)
+    updates = args.minibatches * args.epochs_per_batch
+    rows = "endless" if task.size is None else f"{task.size} rows"
+    console.say("configuration: " + " ".join(f"{name}={value}" for name, value in flat_config(args).items()))
+    console.say(
+        f"task {task.name} ({rows}, {len(task.held_out)} held out); {args.prompts_per_step} prompts x "
+        f"{args.group_size} answers = {args.prompts_per_step * args.group_size} answers and {updates} updates a step"
+    )
+    for note in notes(args.objective, updates_per_step=updates, group_size=args.group_size, preset=args.preset):
+        console.say(f"note: {note}")
 
 
 def flat_config(args: TrainArgs) -> dict[str, Any]:
