@@ -114,9 +114,14 @@ def test_cache_root_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "entry"
-    with pytest.raises(KeyError), written_whole(target) as folder:
-        (folder / "half").write_text("x")
-        raise KeyError
+
+    def fail_halfway() -> None:
+        with written_whole(target) as folder:
+            (folder / "half").write_text("x")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_halfway()
     assert list(tmp_path.iterdir()) == []
     for text in ("first", "second"):
         with written_whole(target) as folder:

@@ -51,6 +51,16 @@ def test_warm_up_is_a_function_of_its_arguments() -> None:
     assert not torch.equal(weights(first), weights(other))
 
 
+def test_warm_up_ends_once_the_mean_loss_is_low_enough_and_the_cache_remembers_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPWEIGHT_CACHE", str(tmp_path))
+    call = {**CALL, "steps": 30, "stop_below": 100.0}
+    assert warm_up_cached(load_policy("tiny"), EXAMPLES, **call).steps == 20
+    again = warm_up_cached(load_policy("tiny"), EXAMPLES, **call)
+    assert (again.from_cache, again.steps) == (True, 20)
+
+
 def test_zero_steps_change_nothing() -> None:
     policy = load_policy("tiny")
     before = weights(policy)
@@ -72,7 +82,7 @@ def test_second_call_takes_the_weights_from_the_cache(tmp_path: Path, monkeypatc
     made = warm_up_cached(first, EXAMPLES, **CALL)
     found = warm_up_cached(again, EXAMPLES, **CALL)
     assert (made.from_cache, found.from_cache) == (False, True)
-    assert found.loss == made.loss
+    assert (found.loss, found.steps) == (made.loss, 3)
     assert torch.equal(weights(first), weights(again))
     assert again.model.lm_head.weight is again.model.model.embed_tokens.weight
 

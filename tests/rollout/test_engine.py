@@ -25,7 +25,7 @@ def lively() -> Policy:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter += 0.08 * torch.randn(parameter.shape, generator=generator)
-    policy.end_ids = frozenset({257, *range(0, 24)})
+    policy.end_ids = frozenset({257, *range(24)})
     policy.version = 3
     return policy
 

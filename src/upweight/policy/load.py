@@ -61,7 +61,7 @@ def resolve_device(device: str) -> torch.device:
         raise bad_parameter("device", "load_policy", "auto, cpu, cuda or cuda:N", device) from error
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"The device {device!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use --device auto or cpu."
+            f"The device {device!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use auto or cpu."
         )
     return place
 

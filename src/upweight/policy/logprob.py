@@ -122,7 +122,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
         logits, targets = ctx.saved_tensors
         out = torch.empty_like(logits)

@@ -48,12 +48,14 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(iter(self.model.parameters())).device
+        place: torch.device = next(iter(self.model.parameters())).device
+        return place
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights and of the passes."""
-        return next(iter(self.model.parameters())).dtype
+        dtype: torch.dtype = next(iter(self.model.parameters())).dtype
+        return dtype
 
     @property
     def has_chat_template(self) -> bool:

@@ -22,7 +22,7 @@ Example = tuple[Sequence[int], Sequence[int]]
 """Prompt ids and completion ids, end token included."""
 
 # Part of the cache's key: raise it when the same arguments would give other weights.
-RECIPE = 1
+RECIPE = 2
 
 SMOOTHED = 20
 """Steps that the loss is averaged over before it is compared with `stop_below`."""
@@ -41,7 +41,7 @@ class WarmUpReport:
     """What a warm-up did."""
 
     steps: int
-    """Optimiser steps."""
+    """Optimiser steps taken, when the weights were made."""
 
     loss: float
     """Cross-entropy of the last batch before its update (nats per token); NaN at 0 steps."""
@@ -143,9 +143,10 @@ def warm_up_cached(
         "stop_below": stop_below,
     }
     entry = cache_root() / "warmup" / _key(policy, examples, numbers)
-    loss = _restore(policy, entry)
-    if loss is not None:
-        return WarmUpReport(steps=steps, loss=loss, seconds=time.perf_counter() - start, from_cache=True)
+    found = _restore(policy, entry)
+    if found is not None:
+        taken, loss = found
+        return WarmUpReport(steps=taken, loss=loss, seconds=time.perf_counter() - start, from_cache=True)
     report = warm_up(
         policy,
         examples,
@@ -157,7 +158,8 @@ def warm_up_cached(
         progress=progress,
     )
     with written_whole(entry) as folder:
-        save_file(_weights(policy), folder / "weights.safetensors", metadata={"loss": repr(report.loss)})
+        outcome = {"loss": repr(report.loss), "steps": str(report.steps)}
+        save_file(_weights(policy), folder / "weights.safetensors", metadata=outcome)
         (folder / "call.json").write_text(json.dumps({"model": policy.name, **numbers}, indent=2) + "\n")
     return report
 
@@ -202,13 +204,15 @@ def _key(policy: Policy, examples: Sequence[Example], numbers: dict[str, float])
     return digest.hexdigest()[:32]
 
 
-def _restore(policy: Policy, entry: Path) -> float | None:
-    """Load the cached weights into the policy and return the loss they came with; None where there is no such entry."""
+def _restore(policy: Policy, entry: Path) -> tuple[int, float] | None:
+    """Load the cached weights into the policy; the steps and the loss they came with, None where there is no entry."""
     file = entry / "weights.safetensors"
     try:
         weights = load_file(file)
-        loss = _loss(file)
-    except (OSError, SafetensorError, ValueError, KeyError):
+        with safe_open(file, framework="pt") as handle:
+            outcome = handle.metadata()
+        steps, loss = int(outcome["steps"]), float(outcome["loss"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
     own = dict(policy.model.named_parameters())
     if weights.keys() != own.keys() or any(weights[name].shape != own[name].shape for name in own):
@@ -216,9 +220,4 @@ def _restore(policy: Policy, entry: Path) -> float | None:
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])
-    return loss
-
-
-def _loss(file: Path) -> float:
-    with safe_open(file, framework="pt") as handle:
-        return float(handle.metadata()["loss"])
+    return steps, loss

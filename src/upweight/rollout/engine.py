@@ -111,8 +111,8 @@ class LocalEngine:
                 )
             if len(prompt) + sampling.max_new_tokens > limit:
                 raise UsageError(
-                    f"Prompt {place} has {len(prompt)} tokens, which with {sampling.max_new_tokens} new ones exceeds the "
-                    f"context of {self.policy.name!r}, {limit} tokens: shorten or drop the prompt, or lower "
+                    f"Prompt {place} has {len(prompt)} tokens, which with {sampling.max_new_tokens} new ones exceeds "
+                    f"the context of {self.policy.name!r}, {limit} tokens: shorten or drop the prompt, or lower "
                     f"--max_new_tokens to at most {max(0, limit - len(prompt))}."
                 )
 
