@@ -34,6 +34,12 @@ OBJECTIVES = {name: preset(name, max_new_tokens=BUDGET) for name in PRESETS if n
     "dual-clip": Objective(dual_clip=1.05, clip=0.02, clip_high=0.02, truncated="mask"),
 }
 
+PASSED_ON = (
+    *("clip", "clip_high", "ratio_level", "surrogate", "dual_clip", "loss_agg"),
+    *("kl_coef", "kl_estimator", "kl_grad"),
+    *("correction", "correction_level", "correction_cap", "masked_tokens"),
+)
+
 
 def close(one: Tensor, other: Tensor) -> bool:
     """Within float32 rounding of the log-probs, relative to the gradient's own norm, which is not 0."""
@@ -118,13 +124,7 @@ def one_call(groups: Sequence[Group], objective: Objective, policy: Policy, old:
         group_ids=ids,
         ref_logprobs=ref_logprobs,
         sampler_logprobs=sampler,
-        **{
-            name: getattr(objective, name)
-            for name in (
-                "clip clip_high ratio_level surrogate dual_clip loss_agg kl_coef kl_estimator kl_grad "
-                "correction correction_level correction_cap masked_tokens"
-            ).split()
-        },
+        **{name: getattr(objective, name) for name in PASSED_ON},
     )
     return loss
 
