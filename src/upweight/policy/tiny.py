@@ -39,7 +39,7 @@ def tiny_model(seed: int, tokenizer: Any) -> Any:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=CONTEXT_LENGTH,
-        # Four times the usual: at 0.02 a model this narrow needs three times the steps to learn addition.
+        # Four times the usual: from 0.02, 400 steps of warm-up at 2e-3 left greedy accuracy on addition at 0.08.
         initializer_range=0.08,
         tie_word_embeddings=True,
         bos_token_id=None,

@@ -61,18 +61,15 @@ def _kept(z: Tensor, sampling: Sampling) -> Tensor | None:
     if sampling.top_p >= 1.0:
         chosen = torch.topk(z, top_k, dim=-1).indices
         return torch.zeros_like(z, dtype=torch.bool).scatter_(1, chosen, True)
-    guess = min(top_k, _NUCLEUS_GUESS)
-    kept, complete = _nucleus(z, guess, top_k, sampling.top_p)
-    return kept if complete else _nucleus(z, top_k, top_k, sampling.top_p)[0]
+    within = z if top_k == vocabulary else torch.topk(z, top_k, dim=-1).values
+    total = torch.logsumexp(within, dim=-1, keepdim=True)
+    kept, complete = _nucleus(z, total, min(top_k, _NUCLEUS_GUESS), sampling.top_p)
+    return kept if complete else _nucleus(z, total, top_k, sampling.top_p)[0]
 
 
-def _nucleus(z: Tensor, guess: int, top_k: int, top_p: float) -> tuple[Tensor, bool]:
-    """Nucleus among the `guess` most likely words, and whether it cannot reach beyond them in any row."""
-    values, order = torch.topk(z, guess, dim=-1)
-    scale = torch.topk(z, top_k, dim=-1).values if guess < top_k < z.shape[1] else None
-    whole = torch.logsumexp(values if guess == top_k else z if scale is None else scale, dim=-1, keepdim=True)
-    p = (values - whole).exp().double()
-    before = p.cumsum(dim=-1) - p
-    inside = before < top_p
-    complete = guess == top_k or not bool(inside[:, -1].any())
-    return torch.zeros_like(z, dtype=torch.bool).scatter_(1, order, inside), complete
+def _nucleus(z: Tensor, total: Tensor, among: int, top_p: float) -> tuple[Tensor, bool]:
+    """Nucleus among the `among` most likely words, [A, V] bool; False where a row may reach beyond them."""
+    values, order = torch.topk(z, among, dim=-1)
+    p = (values - total).exp().double()
+    inside = p.cumsum(dim=-1) - p < top_p
+    return torch.zeros_like(z, dtype=torch.bool).scatter_(1, order, inside), not bool(inside[:, -1].any())
