@@ -136,7 +136,7 @@ def score_answers(policy: Policy, batch: Batch, answers: Sequence[int], temperat
         [prompts[b] for b in answers],
         [completion.token_ids for completion in chosen],
         temperature=temperature,
-        kept=None if chosen[0].kept is None else [completion.kept for completion in chosen],
+        kept=None if all(c.kept is None for c in chosen) else [c.kept for c in chosen],
     )
     ours = torch.tensor([flag for completion in chosen for flag in completion.loss_mask], device=scores.logprobs.device)
     return dataclasses.replace(scores, logprobs=scores.logprobs[ours], entropy=scores.entropy[ours])
