@@ -10,15 +10,15 @@ from upweight.train.args import TrainArgs
 
 
 class MasterAdamW:
-    """AdamW (arXiv 1711.05101) whose moments and weights are float32, whatever the model's dtype.
+    """AdamW (arXiv 1711.05101) whose moments and weights are at least float32, whatever the model's dtype.
 
-    For float32 parameters the masters are the parameters themselves. For bfloat16 ones a float32 copy takes the
-    updates: at RL's learning rates an update is smaller than bfloat16's spacing and would round to nothing.
+    For float32 and float64 parameters the masters are the parameters themselves. For bfloat16 ones a float32 copy
+    takes the updates: at RL's learning rates an update is smaller than bfloat16's spacing and would round to nothing.
     """
 
     def __init__(self, parameters: Iterable[Tensor], *, weight_decay: float) -> None:
         self._params = [p for p in parameters if p.requires_grad]
-        self._masters = [p if p.dtype == torch.float32 else p.detach().float().clone() for p in self._params]
+        self._masters = [p.detach().float() if p.dtype.itemsize < 4 else p for p in self._params]
         self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay)
 
     def zero_grad(self) -> None:
@@ -35,7 +35,7 @@ class MasterAdamW:
         """One update with the gradients multiplied by `scale`."""
         for param, master in zip(self._params, self._masters, strict=True):
             if param.grad is not None:
-                master.grad = param.grad.float().mul_(scale)
+                master.grad = param.grad.to(master.dtype).mul_(scale)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
