@@ -102,20 +102,27 @@ def _likely_cause(
             f"The sampler answered with weights version {sorted(versions)}, the trainer holds version "
             f"{policy.version}: the weights did not reach the sampler."
         )
-    if sampling.temperature != 1.0 and _compare(policy, prompts, completions, 1.0, kept=True).gap < gap / 10:
-        return (
-            f"The sampler's numbers are those of temperature 1, not {sampling.temperature:g}: it reports raw "
-            "log-probabilities; ask it for processed ones (vLLM: --logprobs-mode processed_logprobs)."
-        )
-    if any(completion.kept is not None for completion in completions):
-        whole = _compare(policy, prompts, completions, sampling.temperature, kept=False)
-        if whole.gap < gap / 10:
-            return (
-                "The sampler's numbers are those of the whole vocabulary, not of its top-p/top-k set: ask it for "
-                "processed log-probabilities, or set --top_p 1 --top_k 0."
-            )
+    cool, cut = sampling.temperature != 1.0, any(completion.kept is not None for completion in completions)
+    for heated, whole in ((True, False), (False, True), (True, True)):
+        if (heated and not cool) or (whole and not cut):
+            continue
+        temperature = 1.0 if heated else sampling.temperature
+        if _compare(policy, prompts, completions, temperature, kept=not whole).gap < gap / 10:
+            return _raw_logprobs(sampling, heated=heated, whole=whole)
     return (
         "Temperature, top-p/top-k and weights version agree, so the two compute different functions: compare the "
         "dtype, the model's and the tokenizer's revision, and the chat template; a tolerance that suits the dtype "
         "is --handshake_tolerance."
+    )
+
+
+def _raw_logprobs(sampling: Sampling, *, heated: bool, whole: bool) -> str:
+    """The sampler's numbers are explained by temperature 1, by the whole vocabulary, or by both."""
+    wrong = ([f"temperature 1, not {sampling.temperature:g}"] if heated else []) + (
+        ["the whole vocabulary, not its top-p/top-k set"] if whole else []
+    )
+    way_out = ", or set --top_p 1 --top_k 0" if whole and not heated else ""
+    return (
+        f"The sampler's numbers are those of {' and of '.join(wrong)}: it reports raw log-probabilities; ask it for "
+        f"processed ones (vLLM: --logprobs-mode processed_logprobs){way_out}."
     )
