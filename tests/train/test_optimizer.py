@@ -1,0 +1,151 @@
+"""The optimiser: float32 masters, clipping, skipped parameters; and the learning rate over the steps."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from upweight.train.args import TrainArgs
+from upweight.train.optimizer import MasterAdamW, learning_rate
+
+Args = Callable[..., TrainArgs]
+
+
+def parameter(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.nn.Parameter(torch.full((3,), value, dtype=dtype))
+
+
+def test_bfloat16_weights_take_in_updates_that_are_too_small_for_them() -> None:
+    """At 1.0 bfloat16's spacing is 2^-7; forty updates of 1e-3 must arrive as 1 - 0.04."""
+    weight = parameter(1.0, torch.bfloat16)
+    optimizer = MasterAdamW([weight], weight_decay=0.0)
+    for _ in range(40):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step(1e-3)
+    assert weight.tolist() == pytest.approx([0.96] * 3, abs=2**-8)
+    plain = torch.tensor(1.0, dtype=torch.bfloat16)
+    for _ in range(40):
+        plain -= 1e-3
+    assert float(plain) == 1.0
+
+
+def test_float32_weights_are_their_own_masters() -> None:
+    """The same numbers as torch's AdamW, and no second copy of the weights."""
+    ours, theirs = parameter(1.0), parameter(1.0)
+    optimizer, adamw = MasterAdamW([ours], weight_decay=0.1), torch.optim.AdamW([theirs], lr=0.01, weight_decay=0.1)
+    for step in range(5):
+        ours.grad = torch.tensor([1.0, -2.0, 0.1 * step])
+        theirs.grad = ours.grad.clone()
+        optimizer.step(0.01)
+        adamw.step()
+    assert torch.equal(ours.detach(), theirs.detach())
+    assert optimizer._masters[0] is ours
+
+
+def test_float64_weights_do_not_lose_precision() -> None:
+    """Rounding them to float32 would move them at a learning rate of 0."""
+    value = 1.0 + 2.0**-40
+    weight = parameter(value, torch.float64)
+    weight.grad = torch.ones_like(weight)
+    MasterAdamW([weight], weight_decay=0.0).step(0.0)
+    assert weight.tolist() == [value] * 3
+
+
+def test_the_gradient_is_scaled_before_the_moments() -> None:
+    """Clipping by scale: the step is that of the scaled gradient; AdamW's first step hides it, the second does not."""
+    one, other = parameter(1.0), parameter(1.0)
+    first, second = MasterAdamW([one], weight_decay=0.0), MasterAdamW([other], weight_decay=0.0)
+    for gradient, scale in ((1.0, 1.0), (8.0, 0.25)):
+        one.grad = torch.full_like(one, gradient)
+        first.step(0.01, scale=scale)
+        other.grad = torch.full_like(other, gradient * scale)
+        second.step(0.01)
+    assert torch.equal(one.detach(), other.detach())
+
+
+def test_the_norm_is_over_all_parameters_and_not_finite_where_any_is() -> None:
+    """sqrt(3 * 1 + 3 * 4) = sqrt(15)."""
+    one, other, idle = parameter(0.0), parameter(0.0), parameter(0.0)
+    optimizer = MasterAdamW([one, other, idle], weight_decay=0.0)
+    assert optimizer.grad_norm() == 0.0
+    one.grad, other.grad = torch.full_like(one, 1.0), torch.full_like(other, 2.0)
+    assert optimizer.grad_norm() == pytest.approx(math.sqrt(15))
+    one.grad[1] = math.nan
+    assert math.isnan(optimizer.grad_norm())
+    one.grad[1] = math.inf
+    assert math.isinf(optimizer.grad_norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zero_grad_leaves_nothing_behind(dtype: torch.dtype) -> None:
+    """A parameter without a gradient is not moved by the one it had before, nor by weight decay."""
+    one, other = parameter(1.0, dtype), parameter(1.0, dtype)
+    optimizer = MasterAdamW([one, other], weight_decay=0.5)
+    one.grad, other.grad = torch.ones_like(one), torch.ones_like(other)
+    optimizer.step(0.1)
+    optimizer.zero_grad()
+    assert (one.grad, other.grad) == (None, None)
+    resting = other.tolist()
+    one.grad = torch.ones_like(one)
+    optimizer.step(0.1)
+    assert other.tolist() == resting
+    assert one.tolist() != resting
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    """The optimiser holds what is trained."""
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = MasterAdamW([frozen, parameter(1.0)], weight_decay=0.5)
+    optimizer._params[0].grad = torch.ones(3)
+    optimizer.step(0.1)
+    assert frozen.tolist() == [1.0, 1.0]
+
+
+def test_the_gradient_of_a_step_is_scaled_down_to_the_limit(
+    recording: Any, group: Any, policy: Any, run_args: Args
+) -> None:
+    """--max_grad_norm 0.01: the norm that is logged is the one before, the step's own is the limit; 0 = never."""
+    from upweight.train.step import training_step
+
+    norms = []
+    for limit in (0.01, 0.0, 1e6):
+        learner, recorder = recording([group([1.0, 0.0])], policy, max_grad_norm=limit)
+        report, _ = training_step(learner, 1)
+        norms.append((report.grad_norm, float(recorder.gradients[0].norm())))
+    (logged, clipped), (_, unlimited), (_, below) = norms
+    assert logged > 0.02
+    assert clipped == pytest.approx(0.01, rel=1e-4)
+    assert unlimited == below == pytest.approx(logged, rel=1e-5)
+
+
+def rates(args: TrainArgs) -> list[float]:
+    return [learning_rate(step, args) for step in range(1, args.max_steps + 1)]
+
+
+def test_the_rate_rises_linearly_and_stays(run_args: Args) -> None:
+    """Step lr_warmup_steps is the first at the peak."""
+    args = run_args(learning_rate=1.0, lr_warmup_steps=4, max_steps=6)
+    assert rates(args) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert rates(run_args(learning_rate=1.0, lr_warmup_steps=0, max_steps=2)) == [1.0, 1.0]
+
+
+def test_the_rate_falls_linearly_to_0_at_the_last_step(run_args: Args) -> None:
+    """lr_schedule linear."""
+    args = run_args(learning_rate=1.0, lr_warmup_steps=2, max_steps=6, lr_schedule="linear")
+    assert rates(args) == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+def test_the_rate_falls_along_a_cosine(run_args: Args) -> None:
+    """lr_schedule cosine: half way down at half time."""
+    args = run_args(learning_rate=2.0, lr_warmup_steps=0, max_steps=4, lr_schedule="cosine")
+    assert rates(args) == pytest.approx([1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0])
+
+
+def test_a_warm_up_longer_than_the_run_is_no_division_by_zero(run_args: Args) -> None:
+    """The peak is not reached."""
+    for schedule in ("constant", "linear", "cosine"):
+        args = run_args(learning_rate=1.0, lr_warmup_steps=9, max_steps=3, lr_schedule=schedule)
+        assert rates(args) == pytest.approx([1 / 9, 2 / 9, 3 / 9])
