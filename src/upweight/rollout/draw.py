@@ -63,8 +63,9 @@ def _kept(z: Tensor, sampling: Sampling) -> Tensor | None:
         return torch.zeros_like(z, dtype=torch.bool).scatter_(1, chosen, True)
     within = z if top_k == vocabulary else torch.topk(z, top_k, dim=-1).values
     total = torch.logsumexp(within, dim=-1, keepdim=True)
-    kept, complete = _nucleus(z, total, min(top_k, _NUCLEUS_GUESS), sampling.top_p)
-    return kept if complete else _nucleus(z, total, top_k, sampling.top_p)[0]
+    guess = min(top_k, _NUCLEUS_GUESS)
+    kept, complete = _nucleus(z, total, guess, sampling.top_p)
+    return kept if complete or guess == top_k else _nucleus(z, total, top_k, sampling.top_p)[0]
 
 
 def _nucleus(z: Tensor, total: Tensor, among: int, top_p: float) -> tuple[Tensor, bool]:
