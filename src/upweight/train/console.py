@@ -67,12 +67,16 @@ def _cells(report: StepReport, total: int, seconds_left: float) -> list[str]:
     minutes, seconds = divmod(round(seconds_left), 60)
     return [
         f"{report.step}/{total}",
-        "-" if report.reward is None else f"{report.reward:.3f}",
+        _number(report.reward, 3),
         f"{report.informative:.2f}",
         f"{report.resp_len:.1f}",
-        f"{report.clipfrac:.3f}",
-        "-" if report.kl is None else f"{report.kl:.4f}",
-        f"{report.entropy:.3f}",
+        _number(report.clipfrac, 3),
+        _number(report.kl, 4),
+        _number(report.entropy, 3),
         f"{report.tokens_per_second:.0f}",
         f"{minutes}:{seconds:02d}",
     ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

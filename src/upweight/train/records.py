@@ -140,7 +140,10 @@ class UpdateResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """One row of metrics.jsonl. docs/glossary.md has each field's formula, unit and what bad looks like."""
+    """One row of metrics.jsonl. docs/glossary.md has each field's formula, unit and what bad looks like.
+
+    What is measured where tokens go through the model for the loss is None in a step in which none did.
+    """
 
     step: int
     """Counts from 1."""
@@ -154,22 +157,22 @@ class StepReport:
     resp_len: float
     """Mean length of the sampled answers, in trainable tokens."""
 
-    clipfrac: float
+    clipfrac: float | None
     """Share of kept tokens (answers under a sequence ratio) on the flat side of the clip."""
 
-    clipfrac_low: float
+    clipfrac_low: float | None
     """The part of clipfrac at the lower bound."""
 
-    clipfrac_high: float
+    clipfrac_high: float | None
     """The part of clipfrac at the upper bound."""
 
     kl: float | None
     """Mean KL estimate to the reference per token, nats; None without a reference."""
 
-    entropy: float
+    entropy: float | None
     """Mean entropy of the policy at the trained tokens, nats."""
 
-    sampled_nll: float
+    sampled_nll: float | None
     """Mean of -log-prob of the trained tokens, nats; not the entropy."""
 
     grad_norm: float
@@ -211,28 +214,28 @@ class StepReport:
     skipped_updates: int
     """Optimiser steps left out: nothing to train, or something not finite."""
 
-    ratio_mean: float
+    ratio_mean: float | None
     """Mean importance ratio."""
 
-    ratio_p99: float
+    ratio_p99: float | None
     """Its 99th percentile."""
 
-    ratio_max: float
+    ratio_max: float | None
     """Its maximum."""
 
-    ess: float
+    ess: float | None
     """Effective sample size of the importance weights c rho, as a share of the tokens."""
 
-    rejected: float
+    rejected: float | None
     """Share of tokens dropped by mis."""
 
-    mismatch: float
+    mismatch: float | None
     """Mean |log pi_old - log mu|, trainer against sampler, nats."""
 
-    mismatch_p99: float
+    mismatch_p99: float | None
     """Its 99th percentile."""
 
-    mismatch_max: float
+    mismatch_max: float | None
     """Its maximum."""
 
     sample_seconds: float

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from upweight.objective.metrics import Sums, add_sums, metric_means, quantile
 from upweight.rollout.completion import FinishReason
@@ -24,7 +25,8 @@ def make_report(
     """Put a step's numbers together.
 
     Reward, informative, resp_len, truncated and unscored describe everything sampled, also what was discarded;
-    the policy's numbers (ratios, entropy, KL) the tokens that went through the model for the loss.
+    the policy's numbers (ratios, entropy, KL) the tokens that went through the model for the loss, and are None where
+    no token did.
     """
     groups = sampled.groups + sampled.discarded
     completions = [completion for group in groups for completion in group.completions]
@@ -34,7 +36,7 @@ def make_report(
     sums: Sums = {}
     for result in results:
         sums = add_sums(sums, result.metrics)
-    means = metric_means(sums)
+    means = metric_means({name: pair for name, pair in sums.items() if pair[1]})
     ratios = torch.cat([result.ratios for result in results]) if results else torch.empty(0)
     gaps = torch.cat([result.gaps for result in results]) if results else torch.empty(0)
     return StepReport(
@@ -42,12 +44,12 @@ def make_report(
         reward=_mean(scored),
         informative=_mean([float(is_informative(group)) for group in groups]) or 0.0,
         resp_len=_mean(lengths) or 0.0,
-        clipfrac=means.get("clipfrac", 0.0),
-        clipfrac_low=means.get("clipfrac_low", 0.0),
-        clipfrac_high=means.get("clipfrac_high", 0.0),
-        kl=means.get("kl", 0.0) if has_reference else None,
-        entropy=means.get("entropy", 0.0),
-        sampled_nll=means.get("sampled_nll", 0.0),
+        clipfrac=means.get("clipfrac"),
+        clipfrac_low=means.get("clipfrac_low"),
+        clipfrac_high=means.get("clipfrac_high"),
+        kl=means.get("kl") if has_reference else None,
+        entropy=means.get("entropy"),
+        sampled_nll=means.get("sampled_nll"),
         grad_norm=_mean([result.grad_norm for result in results]) or 0.0,
         loss=_mean([result.loss for result in results]) or 0.0,
         lr=lr,
@@ -61,14 +63,14 @@ def make_report(
         rounds=sampled.rounds,
         updates=sum(result.stepped for result in results),
         skipped_updates=sum(not result.stepped for result in results),
-        ratio_mean=means.get("ratio_mean", 0.0),
-        ratio_p99=quantile(ratios, 0.99),
-        ratio_max=quantile(ratios, 1.0),
-        ess=means.get("ess", 0.0),
-        rejected=means.get("rejected", 0.0),
-        mismatch=means.get("mismatch", 0.0),
-        mismatch_p99=quantile(gaps, 0.99),
-        mismatch_max=quantile(gaps, 1.0),
+        ratio_mean=means.get("ratio_mean"),
+        ratio_p99=_tail(ratios, 0.99),
+        ratio_max=_tail(ratios, 1.0),
+        ess=means.get("ess"),
+        rejected=means.get("rejected"),
+        mismatch=means.get("mismatch"),
+        mismatch_p99=_tail(gaps, 0.99),
+        mismatch_max=_tail(gaps, 1.0),
         sample_seconds=sample_seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
     )
@@ -82,3 +84,7 @@ def _left_out(groups: Sequence[Group], batch: Batch) -> int:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _tail(values: Tensor, q: float) -> float | None:
+    return quantile(values, q) if values.numel() else None
