@@ -58,11 +58,16 @@ class RunFolder:
         """Create and claim it.
 
         Raises:
-            UsageError: it is not free.
+            UsageError: it is not free, or cannot be made.
         """
         self.path = Path(path)
         check_free(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"The run folder {str(path)!r} cannot be made: {error.strerror}. Choose another --output_dir."
+            ) from error
         try:
             descriptor = os.open(self.path / LOCK, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
@@ -96,7 +101,7 @@ class RunFolder:
         self._append("evaluations.jsonl", {name: _plain(value) for name, value in row.items()})
 
     def write_rollouts(self, step: int, batch: Batch) -> None:
-        """One file a step, an answer a line: the prompt, the text, the verdict, the advantage's sign to read along."""
+        """One file a step, an answer a line: the prompt, the text, the verdict."""
         with (self.path / "rollouts" / f"step-{step:05d}.jsonl").open("w", encoding="utf-8") as file:
             for group in batch.groups:
                 for row in _rollout_rows(group):
