@@ -1,0 +1,163 @@
+"""The run folder: claimed once, written row by row, checkpoints whole or absent."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upweight.objective.errors import UsageError
+from upweight.train.folder import RunFolder, check_free
+from upweight.train.records import Group
+from upweight.train.step import Learner, training_step
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_folder_that_holds_anything_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    """A run never writes over another."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"not empty.*--output_dir"):
+        RunFolder(tmp_path)
+    assert everything_in(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_a_claimed_folder_is_refused_with_the_owners_process(tmp_path: Path) -> None:
+    """Two runs at once: the second is told who has it."""
+    first = RunFolder(tmp_path / "run")
+    before = everything_in(tmp_path)
+    with pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
+        RunFolder(tmp_path / "run")
+    assert everything_in(tmp_path) == before
+    first.release()
+    with pytest.raises(UsageError, match="not empty"):
+        check_free(tmp_path / "run")
+
+
+def test_a_race_for_an_empty_folder_has_one_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have seen it empty; the lock decides."""
+    import upweight.train.folder as room
+
+    real = room.check_free
+    looks: list[object] = []
+
+    def late(path: Any) -> None:
+        looks.append(path)
+        if len(looks) == 1:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "lock").write_text(f"{os.getpid()}\n")
+        else:
+            real(path)
+
+    monkeypatch.setattr(room, "check_free", late)
+    with pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
+        RunFolder(tmp_path / "run")
+    assert everything_in(tmp_path / "run") == {"lock": f"{os.getpid()}\n".encode()}
+
+
+def test_the_lock_of_a_dead_process_claims_nothing(tmp_path: Path) -> None:
+    """A killed run leaves its lock; its folder is refused because it holds a run, not because it is in use."""
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (tmp_path / "lock").write_bytes(gone.stdout)
+    with pytest.raises(UsageError, match="not empty"):
+        check_free(tmp_path)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    """Also where it is a parent of the folder."""
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError, match="run folder"):
+            RunFolder(path)
+    assert everything_in(tmp_path) == {"file": b"x"}
+
+
+def test_an_empty_folder_and_one_that_is_not_there_are_free(tmp_path: Path) -> None:
+    """Parents are made; checking alone makes nothing."""
+    check_free(tmp_path)
+    check_free(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    folder = RunFolder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b" / "rollouts").is_dir()
+    folder.release()
+
+
+def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    """And one that wrote something leaves it."""
+    empty, used = RunFolder(tmp_path / "empty"), RunFolder(tmp_path / "used")
+    used.write_config({"seed": 1})
+    for folder in (empty, used):
+        folder.release()
+        folder.discard_if_empty()
+    assert not (tmp_path / "empty").exists()
+    assert json.loads((tmp_path / "used" / "config.json").read_text()) == {"seed": 1}
+
+
+def test_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
+    """B93: writing fails half way: no checkpoint-N; the next attempt is not disturbed by what was left."""
+    folder = RunFolder(tmp_path / "run")
+
+    def broken(target: Path) -> None:
+        (target / "model.safetensors").write_bytes(b"half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        folder.write_checkpoint(3, broken)
+    assert not (folder.path / "checkpoint-3").exists()
+    assert [p.name for p in folder.path.glob("checkpoint*")] == []
+    written = folder.write_checkpoint(3, lambda target: (target / "weights").write_bytes(b"all") and None)
+    assert everything_in(written) == {"weights": b"all"}
+    assert [p.name for p in folder.path.glob("*checkpoint*")] == ["checkpoint-3"]
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path, report_of: Callable[..., Any]) -> None:
+    """A row is JSON that every reader accepts; a missing number is null, never 0."""
+    folder = RunFolder(tmp_path / "run")
+    folder.write_metrics(report_of(1, loss=math.nan, grad_norm=math.inf, reward=None, kl=0.25))
+    folder.write_evaluation({"step": 0, "accuracy": math.nan, "n": 0})
+    [row] = rows_of(folder.path / "metrics.jsonl")
+    assert (row["loss"], row["grad_norm"], row["reward"], row["kl"]) == (None, None, None, 0.25)
+    assert rows_of(folder.path / "evaluations.jsonl") == [{"step": 0, "accuracy": None, "n": 0}]
+
+
+def test_metrics_have_a_row_a_step_with_the_promised_keys(tmp_path: Path, report_of: Callable[..., Any]) -> None:
+    """The keys of the design, and more."""
+    folder = RunFolder(tmp_path / "run")
+    for step in (1, 2):
+        folder.write_metrics(report_of(step))
+    rows = rows_of(folder.path / "metrics.jsonl")
+    promised = "step reward informative resp_len clipfrac kl entropy grad_norm loss lr tokens seconds".split()  # noqa: SIM905
+    assert [row["step"] for row in rows] == [1, 2]
+    assert [key for key in promised if key not in rows[0]] == []
+
+
+def test_rollouts_say_what_was_asked_answered_and_judged(
+    tmp_path: Path, group: Callable[..., Group], learner: Callable[..., Learner]
+) -> None:
+    """One line an answer, in any script, with null for an answer that was not judged."""
+    made = group([1.0, math.nan], [2, 3], row=5, draw=9)
+    made = dataclasses.replace(made, texts=("f\u00fcnf\u2028", "6"))
+    _, batch = training_step(learner([made]), 1)
+    folder = RunFolder(tmp_path / "run")
+    folder.write_rollouts(12, batch)
+    text = (folder.path / "rollouts" / "step-00012.jsonl").read_text(encoding="utf-8")
+    first, second = (json.loads(line) for line in text.removesuffix("\n").split("\n"))
+    assert (first["step"], first["row"], first["draw"], first["sample"]) == (12, 5, 9, 0)
+    assert (first["prompt"], first["answer"], first["completion"]) == ("abc", "1", "f\u00fcnf\u2028")
+    assert (first["tokens"], first["finish_reason"], first["reward"], first["status"]) == (2, "stop", 1.0, "scored")
+    assert (second["sample"], second["reward"], second["status"], second["why"]) == (1, None, "error", "raised")
