@@ -15,7 +15,7 @@ def draw_curve(folder: Path) -> Path:
     from matplotlib.figure import Figure
 
     metrics = _rows(folder / "metrics.jsonl")
-    evaluations = _rows(folder / "evaluations.jsonl")
+    evaluations = [row for row in _rows(folder / "evaluations.jsonl") if row["accuracy"] is not None]
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     _line(left, metrics, "reward", "reward (sampled)", "-")

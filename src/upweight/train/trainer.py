@@ -97,9 +97,25 @@ class Trainer:
         self._tokenizer = processing_class
         self._reward_funcs = reward_funcs
         self._data: Task | None = None if train_dataset is None else RowsTask(train_dataset, eval_dataset)
-        self.args = dataclasses.replace(args, model=model) if isinstance(model, str) else args
         if self._loaded is not None and self._tokenizer is None:
             raise UsageError("A model that is loaded already needs its tokenizer: pass processing_class as well.")
+        if self._data is None and eval_dataset is not None:
+            raise UsageError("eval_dataset goes with train_dataset: a task holds out its own problems.")
+        self.args = dataclasses.replace(args, **self._handed_in(model))
+
+    def _handed_in(self, model: Any) -> dict[str, Any]:
+        """Fields of the configuration that what was handed in decides: config.json says what ran."""
+        fields: dict[str, Any] = {}
+        if self._loaded is not None:
+            fields["model"] = type(model).__name__
+            fields["dtype"] = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
+        elif model is not None:
+            fields["model"] = model
+        if self._data is not None:
+            fields["task"] = self._data.name
+        if self._reward_funcs:
+            fields["reward"] = "+".join(make_runner(self._reward_funcs).names)
+        return fields
 
     def check(self) -> None:
         """Everything that can be refused before a model is loaded: configuration, run folder, data, rewards.
@@ -111,7 +127,10 @@ class Trainer:
         if self.args.output_dir is not None:
             check_free(self.args.output_dir)
         resolve_device(self.args.device)
-        self._runner(self._task(chat=False), self.args.reward)
+        task = self._task(chat=False)
+        self._runner(task, self.args.reward)
+        if self.args.sft_steps and not task.demonstrations(1, self.args.seed):
+            raise UsageError(f"The task {task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
 
     def describe(self) -> None:
         """Print the resolved configuration and what is worth knowing about it, for a dry run.
@@ -220,7 +239,7 @@ class _Run:
 
     def _steps(self, learner: Learner) -> tuple[int, Path, Accuracy | None]:
         args = self.args
-        step, checkpoint, after = 0, self.folder.path, None
+        step, checkpoint, after = 0, None, None
         with GracefulStop() as stop, self.console:
             while step < args.max_steps and stop.received is None:
                 step += 1
@@ -233,8 +252,11 @@ class _Run:
                 last = step == args.max_steps or stop.received is not None
                 if last or (args.eval_every and step % args.eval_every == 0):
                     after = self._evaluate(step)
-                if last or (args.save_every and step % args.save_every == 0):
+                if args.save_every and step % args.save_every == 0:
                     checkpoint = self.folder.write_checkpoint(step, self.policy.save)
+            # After the loop, as a signal may come at any place in it, or before it.
+            if checkpoint is None or checkpoint.name != f"checkpoint-{step}":
+                checkpoint = self.folder.write_checkpoint(step, self.policy.save)
         if stop.received is not None:
             self.console.say(f"stopped by {stop.received.name} after step {step}; saved {checkpoint}")
             stop.leave()
@@ -260,8 +282,6 @@ class _Run:
         if steps == 0:
             return
         worked = self.task.demonstrations(WARM_UP_EXAMPLES, self.args.seed)
-        if not worked:
-            raise UsageError(f"The task {self.task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
         end = [min(self.policy.end_ids)] if self.policy.end_ids else []
         tokenize = self.policy.tokenizer
         examples = [
