@@ -117,8 +117,11 @@ class RunFolder:
         target, partial = self.path / f"checkpoint-{step}", self.path / f"tmp-checkpoint-{step}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save(partial)
-        partial.rename(target)
+        try:
+            save(partial)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
         return target
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
