@@ -1,0 +1,47 @@
+"""`upweight train` as a user calls it: on the tiny model, two steps, into a folder of its own."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upweight.cli.main import main
+
+SHORT = "--model tiny --max_steps 2 --prompts_per_step 8 --sft_steps 20 --eval_prompts 8 --device cpu".split()  # noqa: SIM905
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended."""
+
+    code: int
+    out: str
+    err: str
+    run: Path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl."""
+        return [json.loads(line) for line in (self.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        config: dict[str, Any] = json.loads((self.run / "config.json").read_text(encoding="utf-8"))
+        return config
+
+
+@pytest.fixture
+def train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Calls `upweight train`; later flags win over the short ones."""
+
+    def call(*flags: str, short: bool = True, run: Path | None = None) -> Outcome:
+        folder = tmp_path / "run" if run is None else run
+        code = main(["train", *(SHORT if short else []), "--output_dir", str(folder), *flags])
+        captured = capsys.readouterr()
+        return Outcome(code=code, out=captured.out, err=captured.err, run=folder)
+
+    return call
