@@ -128,16 +128,23 @@ def test_a_bare_demonstration_is_the_answer() -> None:
         assert text == prompt.answer
 
 
-def test_the_chat_style_asks_in_words_and_shows_the_final_line() -> None:
+def test_the_chat_style_asks_in_words_after_a_worked_example() -> None:
     task = ArithmeticTask(digits=2, style="chat", operators="-")
     assert (task.reward, task.max_new_tokens) == ("gsm8k", 48)
     (prompt, text), *_ = task.demonstrations(3, seed=0)
     assert isinstance(prompt.text, tuple)
-    (message,) = prompt.text
-    assert message["role"] == "user"
-    left, right = (int(word) for word in message["content"].split("?")[0].removeprefix("What is ").split(" - "))
-    assert text.endswith(f"#### {left - right}")
-    assert "####" in message["content"]
+    example, reply, message = prompt.text
+    assert [turn["role"] for turn in prompt.text] == ["user", "assistant", "user"]
+    for question, answer in ((example["content"], reply["content"]), (message["content"], text)):
+        left, right = (int(word) for word in question.split("?")[0].removeprefix("What is ").split(" - "))
+        assert answer.endswith(f"#### {left - right}")
+        assert "####" in question
+
+
+def test_the_worked_example_is_no_held_out_problem() -> None:
+    task = ArithmeticTask(digits=1, style="chat")
+    example = task.held_out[0].text[0]
+    assert example not in [prompt.text[-1] for prompt in task.held_out]
 
 
 @pytest.mark.parametrize(

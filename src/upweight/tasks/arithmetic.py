@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from upweight.objective.errors import UsageError, bad_parameter
 from upweight.tasks.keyed import keyed_below, keyed_integer, keyed_permutation
-from upweight.tasks.prompt import Draw, Prompt
+from upweight.tasks.prompt import Draw, Message, Prompt
 from upweight.tasks.task import check_state, check_take
 
 OPERATORS = "+-*"
@@ -61,7 +61,8 @@ class ArithmeticTask:
     """The operators that occur, a subset of `+-*`. Usual precedence: products before sums, left to right."""
 
     style: str = "bare"
-    """`bare`: "34+57=" with the answer "91". `chat`: a question in words, answered after `####`."""
+    """`bare`: "34+57=" with the answer "91". `chat`: a question in words, answered after `####`, with one
+    worked example as the turn before it."""
 
     held_out: tuple[Prompt, ...] = field(init=False, repr=False, compare=False)
     """Up to 512 distinct problems that training never draws; the same for every seed."""
@@ -172,13 +173,23 @@ class ArithmeticTask:
         answer = str(evaluate(additive_form(expression)))
         if self.style == "bare":
             return Prompt(row=row, text=f"{expression}=", answer=answer)
-        question = f"What is {_spaced(expression)}? Give the final answer as a number after ####."
-        return Prompt(row=row, text=({"role": "user", "content": question},), answer=answer)
+        question = {"role": "user", "content": _question(expression)}
+        return Prompt(row=row, text=(*self._worked_turn(), question), answer=answer)
+
+    def _worked_turn(self) -> tuple[Message, Message]:
+        """One training problem asked and answered, in front of every question: it shows the form of an answer.
+
+        Without it a small instruct model hardly ever writes the marker, so no group has a reward to learn from
+        (docs/experiments.md).
+        """
+        expression = self._expression(self._training_row("example", 0, 0))
+        reply = _reply(expression, str(evaluate(additive_form(expression))))
+        return {"role": "user", "content": _question(expression)}, {"role": "assistant", "content": reply}
 
     def _worked(self, prompt: Prompt) -> str:
         if self.style == "bare":
             return str(prompt.answer)
-        return f"{_spaced(self._expression(prompt.row))} = {prompt.answer}.\n#### {prompt.answer}"
+        return _reply(self._expression(prompt.row), str(prompt.answer))
 
     def _is_held_out(self, row: int) -> bool:
         canonical = repr(canonical_form(additive_form(self._expression(row))))
@@ -269,6 +280,14 @@ def evaluate(form: Additive) -> int:
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _question(expression: str) -> str:
+    return f"What is {_spaced(expression)}? Give the final answer as a number after ####."
+
+
+def _reply(expression: str, answer: str) -> str:
+    return f"{_spaced(expression)} = {answer}.\n#### {answer}"
 
 
 def _spaced(expression: str) -> str:
