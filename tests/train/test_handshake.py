@@ -130,6 +130,20 @@ def test_a_gap_within_the_tolerance_passes(policy: Policy) -> None:
     assert shake_hands(policy, engine, PROMPTS, PLAIN, 0.02).gap == pytest.approx(0.01, rel=1e-3)
 
 
+def test_one_odd_token_among_many_passes(policy: Policy) -> None:
+    """The mean decides, not the largest difference: single tokens near a rounding edge are no disagreement."""
+    odd: list[int] = []
+
+    def once(policy: Policy, prompt: list[int], completion: Completion) -> Completion:
+        odd.append(1)
+        by = 0.4 if len(odd) == 1 else 0.0
+        return dataclasses.replace(completion, logprobs=(completion.logprobs[0] - by, *completion.logprobs[1:]))
+
+    result = shake_hands(policy, ChangedEngine(policy, once), PROMPTS, PLAIN, 0.05)
+    assert result.largest == pytest.approx(0.4, abs=1e-4)
+    assert result.gap == pytest.approx(0.4 / result.tokens, rel=1e-2)
+
+
 def test_an_engine_without_log_probs_is_refused(policy: Policy) -> None:
     """B33: nothing says which distribution it samples from."""
     with pytest.raises(UsageError, match="no log-probabilities"):

@@ -166,8 +166,8 @@ def test_what_is_not_finite_takes_no_optimiser_step_and_the_run_goes_on(
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         terms = real(*args, **kwargs)
-        if where == "loss":
-            return dataclasses.replace(terms, loss=terms.loss * value)
+        if where == "loss":  # a constant: the gradient stays finite
+            return dataclasses.replace(terms, loss=terms.loss + value)
         terms.loss.register_hook(lambda gradient: gradient * value)
         return terms
 
@@ -175,7 +175,8 @@ def test_what_is_not_finite_takes_no_optimiser_step_and_the_run_goes_on(
         patch.setattr(room, "policy_loss", broken)
         report, _ = training_step(work, 1)
     assert (report.updates, report.skipped_updates, work.policy.version) == (0, 1, 0)
-    assert not math.isfinite(report.grad_norm)
+    assert math.isfinite(report.loss) is (where == "gradient")
+    assert math.isfinite(report.grad_norm) is (where == "loss")
     assert torch.equal(weights_of(work.policy), before)
 
     report, _ = training_step(work, 2)

@@ -130,6 +130,41 @@ def test_a_model_that_is_handed_in_is_not_treated_as_tiny(policy: Policy) -> Non
     assert (args.sft_steps, args.learning_rate) == (0, 1e-5)
 
 
+def test_the_sampler_gets_the_configured_distribution(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temperature, top-p, top-k, budget and seed; greedy for the evaluations alone."""
+    seen: list[Sampling] = []
+    real = LocalEngine.generate
+
+    def spy(self: LocalEngine, prompts: Any, n: int, sampling: Sampling, **keys: Any) -> Any:
+        seen.append(sampling)
+        return real(self, prompts, n, sampling, **keys)
+
+    monkeypatch.setattr(LocalEngine, "generate", spy)
+    run(eval_rows=ROWS[:1], temperature=0.7, top_p=0.9, top_k=9, seed=5)
+    trained = Sampling(max_new_tokens=6, temperature=0.7, top_p=0.9, top_k=9, seed=5)
+    greedy = Sampling(max_new_tokens=6, temperature=0.0)
+    assert seen == [greedy, trained, trained, trained, greedy]
+
+
+def test_weight_decay_reaches_the_optimiser(policy_of: Callable[..., Policy], tmp_path: Path) -> None:
+    """Decoupled: lr * decay = 0.5 takes half of every weight a step, beside Adam's own 0.01."""
+    policy = policy_of()
+    norm = sum(float(p.detach().norm()) ** 2 for p in policy.model.parameters())
+    args = TrainArgs(
+        output_dir=str(tmp_path / "run"),
+        max_steps=2,
+        prompts_per_step=3,
+        group_size=4,
+        max_new_tokens=6,
+        lr_warmup_steps=0,
+        learning_rate=1e-4,
+        weight_decay=5e3,
+        objective=Objective(kl_coef=0.0),
+    )
+    Trainer(policy.model, letters, args, ROWS, processing_class=policy.tokenizer).train()
+    assert sum(float(p.detach().norm()) ** 2 for p in policy.model.parameters()) == pytest.approx(norm / 16, rel=0.02)
+
+
 def test_without_a_kl_no_reference_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """B102: one copy of the model; with a KL in loss or reward there are two."""
     copies: list[str] = []
