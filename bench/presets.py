@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from upweight import Trainer, TrainArgs
+from upweight import TrainArgs, Trainer
 
 PRESETS = ("grpo", "grpo-paper", "dr-grpo", "dapo", "gspo", "cispo")
 

@@ -155,6 +155,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         def check(self) -> None:
             calls.append(("check", self.args))
 
+        def describe(self) -> None:
+            calls.append(("describe", self.args))
+
         def train(self) -> None:
             calls.append(("train", self.args))
 
@@ -169,9 +172,9 @@ def test_the_configuration_reaches_the_trainer(trained: list[object]) -> None:
     assert trained == [("train", TrainArgs(seed=7))]
 
 
-def test_a_dry_run_checks_and_does_not_train(trained: list[object]) -> None:
+def test_a_dry_run_checks_and_describes_and_does_not_train(trained: list[object]) -> None:
     assert main(["train", "--dry-run"]) == 0
-    assert trained == [("check", TrainArgs())]
+    assert trained == [("check", TrainArgs()), ("describe", TrainArgs())]
 
 
 @pytest.mark.parametrize("ending", ["toml", "yaml"])

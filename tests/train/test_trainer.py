@@ -158,6 +158,7 @@ def test_weight_decay_reaches_the_optimiser(policy_of: Callable[..., Policy], tm
         max_new_tokens=6,
         lr_warmup_steps=0,
         learning_rate=1e-4,
+        lr_schedule="constant",
         weight_decay=5e3,
         objective=Objective(kl_coef=0.0),
     )

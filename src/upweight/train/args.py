@@ -38,7 +38,7 @@ class TrainArgs:
     seed: int = 0
     """Of everything random: data order, sampling noise, a fresh model, the warm-up."""
 
-    max_steps: int = 100
+    max_steps: int = 400
     """Training steps: batches sampled and trained on."""
 
     prompts_per_step: int = 64
@@ -53,7 +53,7 @@ class TrainArgs:
     epochs_per_batch: int = 1
     """K: each batch is gone through K times; updates per step = M x K."""
 
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: int = 4096
     """Tokens (padding included) of one forward and backward pass: bounds memory, never changes the result."""
 
     max_new_tokens: int | None = None
@@ -73,13 +73,13 @@ class TrainArgs:
     there are; skip the step where there is none."""
 
     learning_rate: float | None = None
-    """Peak of AdamW's learning rate; 1e-3 for tiny, 1e-5 for every other model where not given."""
+    """Peak of AdamW's learning rate; 3e-4 for tiny, 1e-5 for every other model where not given."""
 
-    lr_warmup_steps: int = 5
+    lr_warmup_steps: int = 10
     """Steps of linear warm-up from 0."""
 
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or down to 0 at max_steps."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """After the warm-up: constant, or down towards 0, which would be the step after max_steps."""
 
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""

@@ -49,7 +49,7 @@ def with_advantages(batch: Batch, objective: Objective, max_new_tokens: int) -> 
     """Shape the rewards, then the advantage of each trainable token.
 
     The overlong penalty comes first, then the KL in the reward; filtering has looked at the task rewards before.
-    An answer that is masked for its length gets no penalty for it.
+    An answer that is masked for its length gets neither, and its task reward still counts in its group's statistics.
     """
     rewards = batch.task_rewards
     if objective.overlong_buffer:

@@ -43,6 +43,8 @@ def _owner(lock: Path) -> int | None:
     """The living process that holds a lock; None where there is none, or where it died."""
     try:
         owner = int(lock.read_text(encoding="ascii"))
+        if os.name == "nt":  # there, os.kill with 0 is a Ctrl-C
+            return owner
         os.kill(owner, 0)  # signal 0 asks whether it is there
     except (FileNotFoundError, ValueError, ProcessLookupError):
         return None

@@ -23,19 +23,30 @@ class MasterAdamW:
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        for param in self._params:
+        for tensor in (*self._params, *self._masters):
+            tensor.grad = None
+
+    def collect(self) -> None:
+        """Move a pass's gradient to the masters; called after each pass, it keeps their sum in float32 too."""
+        for param, master in zip(self._params, self._masters, strict=True):
+            if master is param or param.grad is None:
+                continue
+            grad = param.grad.to(master.dtype)
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
             param.grad = None
 
     def grad_norm(self) -> float:
         """Norm of the whole gradient; NaN or inf where any of it is."""
-        grads = [p.grad for p in self._params if p.grad is not None]
+        self.collect()
+        grads = [master.grad for master in self._masters if master.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
 
     def step(self, lr: float, *, scale: float = 1.0) -> None:
         """One update with the gradients multiplied by `scale`."""
-        for param, master in zip(self._params, self._masters, strict=True):
-            if param.grad is not None:
-                master.grad = param.grad.to(master.dtype).mul_(scale)
+        self.collect()
+        for master in self._masters:
+            if master.grad is not None and scale != 1.0:
+                master.grad.mul_(scale)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
@@ -43,11 +54,10 @@ class MasterAdamW:
             for param, master in zip(self._params, self._masters, strict=True):
                 if master is not param:
                     param.copy_(master)
-                    master.grad = None
 
 
 def learning_rate(step: int, args: TrainArgs) -> float:
-    """Learning rate of a step: linear warm-up, then the schedule.
+    """Learning rate of a step: linear warm-up, then the schedule; never 0 within the run.
 
     Args:
         step: counts from 1; step `lr_warmup_steps` is the first at the peak.
@@ -55,8 +65,8 @@ def learning_rate(step: int, args: TrainArgs) -> float:
 
     Example:
         >>> args = TrainArgs(learning_rate=1.0, lr_warmup_steps=4, max_steps=10)
-        >>> [learning_rate(step, args) for step in (1, 4, 10)]
-        [0.25, 1.0, 1.0]
+        >>> [round(learning_rate(step, args), 3) for step in (1, 4, 7, 10)]
+        [0.25, 1.0, 0.571, 0.143]
     """
     peak = args.learning_rate
     if peak is None:
@@ -65,5 +75,5 @@ def learning_rate(step: int, args: TrainArgs) -> float:
         return peak * step / args.lr_warmup_steps
     if args.lr_schedule == "constant":
         return peak
-    done = (step - args.lr_warmup_steps) / max(1, args.max_steps - args.lr_warmup_steps)
+    done = (step - args.lr_warmup_steps) / (args.max_steps - args.lr_warmup_steps + 1)
     return peak * (1 - done) if args.lr_schedule == "linear" else peak * (1 + math.cos(math.pi * done)) / 2

@@ -203,7 +203,7 @@ class StepReport:
     """Tokens in the loss's denominators, over one pass of the batch."""
 
     filtered_groups: int
-    """Groups left out of the loss, or discarded, for want of spread."""
+    """Groups none of whose answers is trained on, and those that dynamic sampling discarded."""
 
     rounds: int
     """How often the engine was asked for the step."""

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 TINY = "tiny"
 
-TINY_LEARNING_RATE = 1e-3
+TINY_LEARNING_RATE = 3e-4
 LEARNING_RATE = 1e-5
 
 HANDSHAKE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}

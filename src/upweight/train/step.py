@@ -108,6 +108,7 @@ def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> Up
             sampler_logprobs=_at(batch.sampler_logprobs, micro, policy),
         )
         terms.loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.collect()
         loss += float(terms.loss.detach())
         metrics = add_sums(metrics, {**terms.metrics, **_entropy_sums(scores)})
         ratios.append(terms.ratio.cpu())
@@ -145,8 +146,12 @@ def score_answers(policy: Policy, batch: Batch, answers: Sequence[int], temperat
 def _with_logprobs(batch: Batch, learner: Learner) -> Batch:
     """Old log-probs where the first pass does not give them for free, reference ones where there is a KL."""
     args, objective = learner.args, learner.args.objective
-    if objective.old_logprobs == "sampler":
+    unscored = batch.sampler_logprobs.isnan()
+    if objective.old_logprobs == "sampler" and not bool(unscored.any()):
         batch = dataclasses.replace(batch, old_logprobs=batch.sampler_logprobs)
+    elif objective.old_logprobs == "sampler":  # the trainer's own for tokens that the sampler did not score
+        own = _frozen_logprobs(learner.policy, batch, args)
+        batch = dataclasses.replace(batch, old_logprobs=torch.where(unscored, own, batch.sampler_logprobs))
     elif (
         args.minibatches * args.epochs_per_batch > 1
         or (objective.correction == "mis" and objective.masked_tokens == "valid")

@@ -101,6 +101,8 @@ class Trainer:
             raise UsageError("A model that is loaded already needs its tokenizer: pass processing_class as well.")
         if self._data is None and eval_dataset is not None:
             raise UsageError("eval_dataset goes with train_dataset: a task holds out its own problems.")
+        if self._data is not None and args.data is not None:
+            raise UsageError(f"train_dataset and data={args.data!r} both say what to train on: leave one out.")
         self.args = dataclasses.replace(args, **self._handed_in(model))
 
     def _handed_in(self, model: Any) -> dict[str, Any]:
