@@ -23,6 +23,7 @@ def test_bfloat16_weights_take_in_updates_that_are_too_small_for_them() -> None:
     weight = parameter(1.0, torch.bfloat16)
     optimizer = MasterAdamW([weight], weight_decay=0.0)
     for _ in range(40):
+        optimizer.zero_grad()
         weight.grad = torch.ones_like(weight)
         optimizer.step(1e-3)
     assert weight.tolist() == pytest.approx([0.96] * 3, abs=2**-8)
