@@ -177,12 +177,20 @@ def test_what_needs_no_tensor_does_not_import_torch(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_importing_the_package_takes_under_0_3_seconds() -> None:
-    code = "import time; start = time.perf_counter(); import upweight; print(time.perf_counter() - start)"
-    assert min(float(python(code).stdout) for _ in range(3)) < 0.3
+def test_importing_the_package_loads_nothing_else_and_so_takes_no_time() -> None:
+    """Half a millisecond when it was measured; the 0.3 s that it may take would go to a library that slipped in."""
+    code = """
+import sys
+before = set(sys.modules)
+import upweight
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+print(sorted(loaded - set(sys.stdlib_module_names)))
+"""
+    assert python(code).stdout.strip() == "['upweight']"
 
 
 def test_every_module_imports_where_only_the_declared_dependencies_exist() -> None:
+    """B108: no GPU, no server, no kernel library is needed to import anything."""
     code = """
 import importlib, pkgutil
 from importlib.machinery import PathFinder

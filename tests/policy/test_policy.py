@@ -65,6 +65,7 @@ def test_end_ids_are_the_eos_of_tokenizer_and_generation_config(tiny: Policy) ->
 
 
 def test_padding_does_not_change_scores(tiny: Policy) -> None:
+    """B46: alone, and in a batch whose other prompts are longer."""
     alone = tiny.score([[97, 98]], [[99, 100, 257]])
     prompts, completions = [[97, 98], list(range(60)), [5]], [[99, 100, 257], [3], list(range(40))]
     batch = tiny.score(prompts, completions)
@@ -77,6 +78,7 @@ def test_padding_does_not_change_scores(tiny: Policy) -> None:
 
 
 def test_scores_are_those_of_the_plain_forward_pass(tiny: Policy) -> None:
+    """B48: positions 1, 2, 3 predict the three completion tokens; a completion of one token has one score."""
     prompt, completion = [97, 98], [99, 100, 101]
     logits = tiny.model(torch.tensor([[*prompt, *completion]])).logits[0]
     labels = torch.tensor([completion]).T
@@ -88,6 +90,7 @@ def test_scores_are_those_of_the_plain_forward_pass(tiny: Policy) -> None:
 
 
 def test_one_row_and_eight_rows_at_a_time_agree(tiny: Policy) -> None:
+    """B60: in float32 the batch's shape changes a log-probability by rounding alone."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, 256, size=6).tolist() for _ in range(8)]
     completions = [generator.integers(0, 256, size=12).tolist() for _ in range(8)]
