@@ -283,17 +283,10 @@ class _Run:
         steps = self.args.sft_steps or 0
         if steps == 0:
             return
-        worked = self.task.demonstrations(WARM_UP_EXAMPLES, self.args.seed)
-        end = [min(self.policy.end_ids)] if self.policy.end_ids else []
-        tokenize = self.policy.tokenizer
-        examples = [
-            (self.policy.encode(prompt), tokenize(text, add_special_tokens=False)["input_ids"] + end)
-            for prompt, text in worked
-        ]
         tiny = self.args.model == "tiny"
         report = warm_up_cached(
             self.policy,
-            examples,
+            worked_examples(self.task, self.policy, self.args.seed),
             steps=steps,
             batch_size=TINY_BATCH_SIZE if tiny else 16,
             learning_rate=TINY_LEARNING_RATE if tiny else self.args.learning_rate or 1e-5,
@@ -346,6 +339,18 @@ class _Run:
                 f"; at a success rate of {report.reward:.2f}, G={self.args.group_size} leads one to expect {share:.0%}"
             )
         self.console.say(f"note: {1 - report.informative:.0%} of the groups carry no signal{expected}")
+
+
+def worked_examples(task: Task, policy: Policy, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Prompt and answer ids, end token included, of a task's worked answers."""
+    end = policy.tokenizer.eos_token_id
+    return [
+        (
+            policy.encode(prompt),
+            [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *([] if end is None else [end])],
+        )
+        for prompt, text in task.demonstrations(WARM_UP_EXAMPLES, seed)
+    ]
 
 
 def announce(args: TrainArgs, task: Task) -> None:
