@@ -23,7 +23,7 @@ def group_advantages(
 
     With `baseline="mean"`: A_i = (R_i - mean(R)) / (std(R) + eps), GRPO (DeepSeekMath, arXiv 2402.03300, section
     4.1.2); `scale="none"` leaves the division out, Dr. GRPO (arXiv 2503.20783, section 3.2). With
-    `baseline="leave-one-out"`: A_i = R_i - mean(R_j, j != i), RLOO (arXiv 2402.14740, section 2.3);
+    `baseline="leave-one-out"`: A_i = R_i - mean(R_j, j != i), RLOO (arXiv 2402.14740);
     `scale="std"` then divides by the std of the others (+ eps), and leaves the advantage unscaled where that is 0.
     `scale="batch"` divides by the std of all scored rewards of the call.
 

@@ -37,7 +37,7 @@ def clip_surrogate(
     """min(rho A, clip(rho, low, high) A), PPO (arXiv 1707.06347, equation 7).
 
     Separate bounds are DAPO's Clip-Higher (arXiv 2503.14476, equation 10). With `dual_clip` c,
-    for A < 0 only: max(that, c A) (arXiv 1912.09729, equation 5).
+    for A < 0 only: max(that, c A) (arXiv 1912.09729).
 
     Args:
         ratio: [N] importance ratio, differentiable.

@@ -22,7 +22,7 @@ def flat_token_weights(
 
     With L_i tokens in answer i, B answers and g(i) the group of i:
 
-    - `token-mean` (DAPO, arXiv 2503.14476, equation 8, over the batch): 1 / sum_j L_j
+    - `token-mean` (DAPO's token-level loss, arXiv 2503.14476, equation 12, over the batch): 1 / sum_j L_j
     - `seq-mean-token-mean` (GRPO, arXiv 2402.03300, equation 3): 1 / (B L_i)
     - `seq-mean-token-sum-norm` (Dr. GRPO, arXiv 2503.20783, section 3.2): 1 / (B max_length)
     - `group-mean-token-mean` (DAPO's equation 8 as written, an expectation over prompts):
