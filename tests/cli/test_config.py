@@ -63,6 +63,13 @@ def test_an_empty_file_sets_nothing(name: str, tmp_path: Path) -> None:
         ("a.yaml", "seed\n", ["holds a text"]),
         ("a.yaml", "when: !!python/object/apply:os.getcwd []\n", ["not valid YAML", "line 1"]),
         ("a.yaml", "seed: \x01\n", ["not valid YAML"]),
+        ("a.yaml", "[seed]: 1\n", ["not valid YAML", "a key is a flag's name", "line 1"]),
+        ("a.toml", f"clip = 1{'0' * 400}\n", ["'clip' must be a finite number"]),
+        ("a.toml", f"seed = 1{'0' * 5000}\n", ["cannot be read", "digits"]),
+        ("a.yaml", f"seed: 1{'0' * 5000}\n", ["cannot be read", "digits"]),
+        ("a.yaml", "seed: 2020-13-45\n", ["cannot be read", "month"]),
+        ("a.toml", f"seed = {'[' * 5000}\n", ["nested too deeply"]),
+        ("a.yaml", f"seed: {'[' * 5000}\n", ["nested too deeply"]),
         ("a.json", "{}", ["ends in .toml, .yaml or .yml"]),
     ],
 )
@@ -74,6 +81,11 @@ def test_a_mistake_is_one_sentence_with_the_files_name(name: str, text: str, wor
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "seed = 1\n"), ("a.yaml", "seed: 1\n")])
+def test_a_byte_order_mark_is_no_part_of_the_first_key(name: str, text: str, tmp_path: Path) -> None:
+    assert read_config(written(tmp_path, name, f"\ufeff{text}")) == {"seed": 1}
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

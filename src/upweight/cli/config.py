@@ -74,7 +74,7 @@ def _parse(path: str) -> Mapping[object, object]:
     if kind not in (".toml", ".yaml", ".yml"):
         raise UsageError(f"{path}: a configuration file ends in .toml, .yaml or .yml.")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # editors on Windows put a byte order mark first
         content: object = tomllib.loads(text) if kind == ".toml" else yaml.load(text, Loader=_StrictLoader)
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such configuration file.") from None
@@ -88,6 +88,10 @@ def _parse(path: str) -> Mapping[object, object]:
         raise UsageError(f"{path}: this is not valid TOML: {error}.") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: this is not valid YAML: {_yaml_problem(error)}.") from None
+    except RecursionError:
+        raise UsageError(f"{path}: the configuration file is nested too deeply; flags are at the top level.") from None
+    except ValueError as error:  # an integer beyond Python's limit on digits, a date that is none
+        raise UsageError(f"{path}: the configuration file holds a value that cannot be read: {error}.") from None
     if content is None:  # an empty YAML file; an empty TOML file is an empty table already
         return {}
     if not isinstance(content, dict):
@@ -103,9 +107,11 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[typing.Any, typing.Any]:
         seen: set[object] = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a flag's name", key.start_mark)
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
-            seen.add(str(key.value))
+            seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
 

@@ -41,7 +41,14 @@ def must_be(hint: object, value: object) -> str | None:
     if hint is float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return "a number"
-        return None if math.isfinite(value) else "a finite number"
+        return None if _is_finite(value) else "a finite number"
     if hint is str:
         return None if isinstance(value, str) else "a string"
     raise TypeError(f"A configuration field cannot be of type {hint!r}.")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
