@@ -130,6 +130,14 @@ def test_a_model_that_is_handed_in_is_not_treated_as_tiny(policy: Policy) -> Non
     assert (args.sft_steps, args.learning_rate) == (0, 1e-5)
 
 
+def test_a_data_file_named_after_the_task_has_no_worked_answers_either(tmp_path: Path) -> None:
+    """The warm-up depends on what the data offers, not on what it is called."""
+    (tmp_path / "arithmetic.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    trainer = Trainer("tiny", args=TrainArgs(data=str(tmp_path / "arithmetic.jsonl")))
+    assert resolve_args(trainer.args, trainer._task(chat=False), "cpu").sft_steps == 0
+    assert resolve_args(TrainArgs(), Trainer("tiny")._task(chat=False), "cpu").sft_steps > 0
+
+
 def test_the_sampler_gets_the_configured_distribution(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temperature, top-p, top-k, budget and seed; greedy for the evaluations alone."""
     seen: list[Sampling] = []

@@ -40,7 +40,7 @@ def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
         max_new_tokens=budget,
         reward=task.reward if args.reward is None else args.reward,
         learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if tiny else LEARNING_RATE),
-        sft_steps=_or(args.sft_steps, TINY_STEPS if tiny and task.name == "arithmetic" else 0),
+        sft_steps=_or(args.sft_steps, TINY_STEPS if tiny and task.demonstrations(1, args.seed) else 0),
         output_dir=run_folder(args) if args.output_dir is None else args.output_dir,
         device=device,
         handshake_tolerance=_or(args.handshake_tolerance, HANDSHAKE_TOLERANCE[args.dtype]),
