@@ -78,6 +78,23 @@ def test_the_lock_of_a_dead_process_claims_nothing(tmp_path: Path) -> None:
         check_free(tmp_path)
 
 
+@pytest.mark.parametrize("lock", ["9" * 20, "no number", None])
+def test_a_lock_that_no_run_wrote_claims_nothing(tmp_path: Path, lock: str | None) -> None:
+    """A number that is no process, a text, a folder."""
+    if lock is None:
+        (tmp_path / "lock").mkdir()
+    else:
+        (tmp_path / "lock").write_text(lock)
+    with pytest.raises(UsageError, match="not empty"):
+        check_free(tmp_path)
+
+
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
+    """Before a model is loaded."""
+    with pytest.raises(UsageError, match=r"cannot be used.*--output_dir"):
+        check_free(tmp_path / ("a" * 300))
+
+
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     """Also where it is a parent of the folder."""
     (tmp_path / "file").write_text("x")

@@ -23,10 +23,15 @@ def check_free(path: str | Path) -> None:
         UsageError: saying which, and the ways out.
     """
     folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"The run folder {str(folder)!r} is a file. Choose another --output_dir.")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"The run folder {str(folder)!r} is a file. Choose another --output_dir.")
+        if not folder.is_dir() or not any(folder.iterdir()):
+            return
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise UsageError(
+            f"The run folder {str(folder)!r} cannot be used: {error.strerror}. Choose another --output_dir."
+        ) from error
     owner = _owner(folder / LOCK)
     if owner is not None:
         raise UsageError(
@@ -43,10 +48,13 @@ def _owner(lock: Path) -> int | None:
     """The living process that holds a lock; None where there is none, or where it died."""
     try:
         owner = int(lock.read_text(encoding="ascii"))
-        if os.name == "nt":  # there, os.kill with 0 is a Ctrl-C
-            return owner
+    except (OSError, ValueError):  # none, or nothing that a run wrote
+        return None
+    if os.name == "nt":  # there, os.kill with 0 is a Ctrl-C
+        return owner
+    try:
         os.kill(owner, 0)  # signal 0 asks whether it is there
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+    except (ProcessLookupError, OverflowError):
         return None
     except PermissionError:  # there, and somebody else's
         return owner
@@ -75,6 +83,10 @@ class RunFolder:
         except FileExistsError:
             check_free(self.path)
             raise
+        except OSError as error:
+            raise UsageError(
+                f"The run folder {str(path)!r} cannot be written to: {error.strerror}. Choose another --output_dir."
+            ) from error
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{os.getpid()}\n")
         (self.path / "rollouts").mkdir()
