@@ -41,8 +41,9 @@ def test_dtype_is_that_of_the_weights() -> None:
 
 def test_device_is_checked() -> None:
     assert load_policy("tiny", device="cpu").device.type == "cpu"
-    with pytest.raises(UsageError, match="device"):
-        load_policy("tiny", device="abacus")
+    for name in ("abacus", "mps", "meta"):
+        with pytest.raises(UsageError, match=r"'device'.*auto, cpu, cuda or cuda:N"):
+            load_policy("tiny", device=name)
     with pytest.raises(UsageError, match=r"cuda:99.* not there"):
         load_policy("tiny", device="cuda:99")
 

@@ -42,6 +42,7 @@ def test_the_defaults_can_run() -> None:
         ({"rollouts_every": -1}, ["'rollouts_every'", "at least 0"]),
         ({"handshake_tolerance": 0.0}, ["'handshake_tolerance'", "in nats"]),
         ({"seed": -1}, ["'seed'", "at least 0"]),
+        ({"seed": 2**63}, ["'seed'", "at most 2**63 - 1"]),
         ({"learning_rate": float("nan")}, ["'learning_rate'", "finite"]),
         ({"dtype": "float16"}, ["'dtype'", "one of float32, bfloat16", "'float16'"]),
         ({"max_steps": "many"}, ["'max_steps'", "a whole number", "'many'"]),

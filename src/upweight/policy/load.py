@@ -18,6 +18,8 @@ from upweight.policy.tiny import byte_tokenizer, tiny_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
+DEVICES = "auto, cpu, cuda or cuda:N"
+
 PROBE_SECONDS = 3.0
 """How long the hub may take to answer before it counts as out of reach."""
 
@@ -30,7 +32,7 @@ def load_policy(name: str, *, dtype: str = "float32", device: str = "auto", seed
             `upweight.policy.smollm2`), a folder that `AutoModelForCausalLM` loads, a `.gguf` file, or the name of a
             model on the Hugging Face hub.
         dtype: of the weights and passes: float32, bfloat16, float16 or float64.
-        device: `auto` takes a GPU where there is one; or what `torch.device` understands.
+        device: `auto` takes a GPU where there is one; or cpu, cuda or cuda:N.
         seed: of the fresh weights of `tiny`; the global random state is neither read nor changed.
 
     Returns:
@@ -48,17 +50,19 @@ def load_policy(name: str, *, dtype: str = "float32", device: str = "auto", seed
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto` as a GPU where there is one, else the CPU; anything else as torch reads it.
+    """`auto` as a GPU where there is one, else the CPU; cpu, cuda and cuda:N as torch reads them.
 
     Raises:
-        UsageError: torch does not know the device, or it is not there.
+        UsageError: another device, or one that is not there.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise bad_parameter("device", "load_policy", "auto, cpu, cuda or cuda:N", device) from error
+        raise bad_parameter("device", "load_policy", DEVICES, device) from error
+    if place.type not in ("cpu", "cuda"):
+        raise bad_parameter("device", "load_policy", DEVICES, device)
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise UsageError(
             f"The device {device!r} is not there: torch sees {torch.cuda.device_count()} GPUs; use auto or cpu."

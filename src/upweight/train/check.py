@@ -12,6 +12,9 @@ from upweight.train.args import TrainArgs
 
 OWNER = "TrainArgs"
 
+LARGEST_SEED = 2**63 - 1
+"""What torch's generator takes."""
+
 _AT_LEAST_ONE = {
     "max_steps": ("steps", "1 is the shortest run"),
     "prompts_per_step": ("prompts", ""),
@@ -26,7 +29,7 @@ _AT_LEAST_ONE = {
 
 _AT_LEAST_ZERO = {
     "top_k": ("tokens", "0 turns top-k off"),
-    "lr_warmup_steps": ("steps", "0 starts at the full learning rate"),
+    "lr_warmup_steps": ("steps", "0 leaves the rise out"),
     "weight_decay": ("", "0 turns it off"),
     "max_grad_norm": ("", "0 turns clipping of the gradient off"),
     "sft_steps": ("steps", "0 leaves the warm-up out"),
@@ -38,7 +41,7 @@ _AT_LEAST_ZERO = {
 
 _ABOVE_ZERO = {
     "temperature": ("", "0 would always sample the same answer, so no group could differ; 1 samples as the model says"),
-    "learning_rate": ("", "1e-3 suits tiny, 1e-5 other models"),
+    "learning_rate": ("", "3e-4 suits tiny, 1e-5 other models"),
     "handshake_tolerance": ("nats", ""),
 }
 
@@ -101,6 +104,8 @@ def _out_of_range(args: TrainArgs) -> Iterator[str]:
             if value is not None and value < least:
                 must = f"{rule}, in {unit}" if unit else rule
                 yield str(bad_parameter(name, OWNER, must, value, way_out and f"{way_out[0].upper()}{way_out[1:]}."))
+    if args.seed > LARGEST_SEED:
+        yield str(bad_parameter("seed", OWNER, "at most 2**63 - 1", args.seed))
     if not 0 < args.top_p <= 1:
         yield str(bad_parameter("top_p", OWNER, "above 0 and at most 1", args.top_p, "1 turns nucleus sampling off."))
     if args.minibatches > args.prompts_per_step >= 1:
