@@ -93,7 +93,7 @@ def test_a_file_of_flags_arrives_in_the_run(train: Train, tmp_path: Path) -> Non
     """B43: what the TOML file says is in config.json and in the loss; the command line wins over it."""
     file = tmp_path / "run.toml"
     file.write_text('preset = "dr-grpo"\nlr_warmup_steps = 0\nclip_high = 0.5\n[objective]\nkl_coef = 0.5\n')
-    outcome = train("--config", str(file), "--clip_high", "0.4", "--learning_rate", "0.01")
+    outcome = train("--config", str(file), "--clip_high", "0.4", "--learning_rate", "0.01", "--lr_schedule", "constant")
     config = outcome.config
     assert (config["loss_agg"], config["kl_coef"], config["clip_high"]) == ("seq-mean-token-sum-norm", 0.5, 0.4)
     assert [row["lr"] for row in outcome.metrics] == [0.01, 0.01]
