@@ -16,6 +16,7 @@ from upweight.objective.errors import UsageError
 from upweight.objective.presets import preset
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
+from upweight.rewards.contract import RewardError
 from upweight.rollout.completion import Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.train.handshake import HandshakeError
@@ -383,3 +384,17 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == [f"checkpoint-{steps}"]
     assert (tmp_path / "run" / f"checkpoint-{steps}" / "model.safetensors").exists()
     assert not (tmp_path / "run" / "lock").exists()
+    evaluated = [row["step"] for row in rows_of(tmp_path / "run" / "evaluations.jsonl")]
+    assert evaluated == ([0, 1] if when == "evaluation" else [0])
+
+
+def test_a_reward_that_fails_in_the_last_evaluation_does_not_cost_the_checkpoint(run: Run, tmp_path: Path) -> None:
+    """What was trained is saved before it is looked at."""
+
+    def strict(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
+        trained = (tmp_path / "run" / "rollouts" / "step-00002.jsonl").exists()
+        return [float("inf") if trained and prompt == "held out" else 1.0 for prompt in prompts]
+
+    with pytest.raises(RewardError):
+        run(reward=strict, eval_rows=[{"prompt": "held out", "answer": "x"}])
+    assert (tmp_path / "run" / "checkpoint-2" / "model.safetensors").exists()

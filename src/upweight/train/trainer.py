@@ -251,11 +251,12 @@ class _Run:
                     self.folder.write_rollouts(step, batch)
                 self.console.step(report)
                 self._warn(report)
-                last = step == args.max_steps or stop.received is not None
-                if last or (args.eval_every and step % args.eval_every == 0):
-                    after = self._evaluate(step)
-                if args.save_every and step % args.save_every == 0:
+                last = step == args.max_steps
+                # Saved first: an evaluation takes time, and its reward functions may raise.
+                if last or (args.save_every and step % args.save_every == 0):
                     checkpoint = self.folder.write_checkpoint(step, self.policy.save)
+                if stop.received is None and (last or (args.eval_every and step % args.eval_every == 0)):
+                    after = self._evaluate(step)
             # After the loop, as a signal may come at any place in it, or before it.
             if checkpoint is None or checkpoint.name != f"checkpoint-{step}":
                 checkpoint = self.folder.write_checkpoint(step, self.policy.save)
