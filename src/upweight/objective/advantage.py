@@ -34,22 +34,25 @@ def group_advantages(
         group_size: instead of ids: consecutive blocks of this many answers. With neither, all are one group.
         scale: "std", "none" or "batch".
         baseline: "mean" or "leave-one-out".
-        ddof: delta degrees of freedom of every std.
-        eps: added to every std.
+        ddof: delta degrees of freedom of every std, >= 0. A std of no more values than that is taken as 0, and
+            nothing is divided by it.
+        eps: added to every std, >= 0.
 
     Returns:
         [B] advantages in the rewards' floating dtype (the default dtype for integers). A group with identical
         rewards, or with fewer than two scored answers, gets exactly 0.
 
     Raises:
-        UsageError: unknown scale or baseline, ids and size both given, a size that does not divide B, an infinity.
+        UsageError: unknown scale or baseline, ddof or eps below 0, ids and size both given, a size that does not
+            divide B, rewards that are not [B] or hold an infinity.
 
     Example:
         >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]), eps=0.0)
         tensor([ 1.5000, -0.5000, -0.5000, -0.5000])
     """
     _check_choices(scale, baseline)
-    _check_finite(rewards, "group_advantages")
+    _check_std(ddof, eps)
+    _check_rewards(rewards, "group_advantages")
     dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
     index, count = segment_index(_as_ids(rewards, group_ids, group_size, "group_advantages"))
     values = rewards.double()
@@ -112,7 +115,7 @@ def informative_groups(rewards: Num[Tensor, " B"], group_ids: GroupIds = None) -
         >>> informative_groups(torch.tensor([0.5, 0.5, 1.0, 0.0]), [7, 7, 9, 9])
         tensor([False, False,  True,  True])
     """
-    _check_finite(rewards, "informative_groups")
+    _check_rewards(rewards, "informative_groups")
     index, count = segment_index(_as_ids(rewards, group_ids, None, "informative_groups"))
     values = rewards.double()
     low = values.new_full((count,), torch.inf).scatter_reduce(0, index, values.nan_to_num(nan=torch.inf), "amin")
@@ -172,6 +175,9 @@ def gae(
     Returns:
         Advantages and returns (advantage + value), both [B, T], 0 at masked slots; neither hands the critic a gradient.
 
+    Raises:
+        UsageError: gamma or lam outside [0, 1], or shapes that differ.
+
     Example:
         >>> nan = float("nan")
         >>> gae(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[0.2, 0.4, nan]]), torch.tensor([[1, 1, 0]]), lam=0.9)[0]
@@ -181,6 +187,9 @@ def gae(
         if not 0.0 <= number <= 1.0:
             raise bad_parameter(name, "gae", "in [0, 1]", number)
     kept = as_mask(mask, "gae")
+    for what, tensor in (("rewards", rewards), ("values", values)):
+        if tensor.shape != kept.shape:
+            raise bad_parameter(what, "gae", f"of the mask's shape {tuple(kept.shape)}", tuple(tensor.shape))
     rewards = torch.where(kept, rewards, 0.0)
     values = torch.where(kept, values.detach(), 0.0)
     advantages = torch.zeros_like(values)
@@ -214,7 +223,17 @@ def _check_choices(scale: str, baseline: str) -> None:
         raise bad_parameter("baseline", "group_advantages", "'mean' or 'leave-one-out'", baseline)
 
 
-def _check_finite(rewards: Tensor, owner: str) -> None:
+def _check_std(ddof: int, eps: float) -> None:
+    if not ddof >= 0:
+        raise bad_parameter("ddof", "group_advantages", "at least 0", ddof, "1 divides by n - 1, 0 by n.")
+    if not eps >= 0:
+        raise bad_parameter("eps", "group_advantages", "at least 0", eps, "It is added to the std.")
+
+
+def _check_rewards(rewards: Tensor, owner: str) -> None:
+    if rewards.ndim != 1:
+        way_out = "Lay the groups one after the other, and say which is which by group_ids or group_size."
+        raise bad_parameter("rewards", owner, "of shape [B]", tuple(rewards.shape), way_out)
     infinite = rewards.isinf().nonzero().flatten().tolist()
     if infinite:
         way_out = "An answer without a score is NaN."

@@ -15,8 +15,10 @@ def as_mask(mask: Shaped[Tensor, "B T"], owner: str) -> Bool[Tensor, "B T"]:
         owner: the function whose parameter it is, for the error.
 
     Raises:
-        UsageError: it holds anything but 0 and 1.
+        UsageError: it is not [B, T], or holds anything but 0 and 1.
     """
+    if mask.ndim != 2:
+        raise bad_parameter("mask", owner, "of shape [B, T]", tuple(mask.shape))
     if mask.dtype == torch.bool:
         return mask
     stray = mask[(mask != 0) & (mask != 1)]
