@@ -12,7 +12,6 @@ import json
 import math
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 from upweight import TrainArgs, Trainer
@@ -24,7 +23,7 @@ LAST = 10
 
 
 def one_run(preset: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Train once; what the table needs of it."""
+    """Train once; what the table needs of it. Seconds are those of the steps: only the first run makes the warm-up."""
     args = TrainArgs(
         preset=preset,
         seed=seed,
@@ -34,21 +33,23 @@ def one_run(preset: str, seed: int, options: argparse.Namespace, folder: Path) -
         rollouts_every=0,
         eval_prompts=512,
     )
-    started = time.perf_counter()
     result = Trainer(args=args).train()
     if result.before is None or result.after is None:
         raise SystemExit("the task holds nothing out, so there is nothing to compare")
-    lines = (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines][-LAST:]
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "before": result.before.value,
         "after": result.after.value,
-        "reward": statistics.mean(row["reward"] for row in rows),
-        "entropy": statistics.mean(row["entropy"] for row in rows),
-        "clipfrac": statistics.mean(row["clipfrac"] for row in rows),
-        "tokens": float(sum(json.loads(line)["tokens"] for line in lines)),
-        "seconds": time.perf_counter() - started,
+        **{name: mean_of_tail(rows, name) for name in ("reward", "entropy", "clipfrac")},
+        "tokens": float(sum(row["tokens"] for row in rows)),
+        "seconds": sum(row["seconds"] for row in rows),
     }
+
+
+def mean_of_tail(rows: list[dict[str, float | None]], name: str) -> float:
+    """Mean over the last steps that have the number: one that trained on nothing has none."""
+    values = [value for row in rows[-LAST:] if (value := row[name]) is not None]
+    return statistics.mean(values) if values else math.nan
 
 
 def spread(values: list[float]) -> str:
