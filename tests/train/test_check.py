@@ -49,6 +49,8 @@ def test_the_defaults_can_run() -> None:
         ({"group_size": "8"}, ["'group_size'", "a whole number", "'8'"]),
         ({"top_p": "most"}, ["'top_p'", "a number"]),
         ({"objective": Objective(clip=-1.0)}, ["'clip'", "at least 0"]),
+        ({"objective": {"clip": 0.2}}, ["'objective'", "an Objective"]),
+        ({"objective": Objective(clip=10**400)}, ["'clip'", "finite"]),
         ({"objective": Objective(overlong_buffer=65), "max_new_tokens": 64}, ["overlong_buffer=65"]),
         ({"group_size": 1}, ["group_size=1", "--group_size to 2"]),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from upweight.objective.errors import UsageError, bad_parameter
 from upweight.objective.fields import must_be
 from upweight.objective.rules import contradictions
+from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
 
 OWNER = "TrainArgs"
@@ -68,6 +69,8 @@ def check_args(
         upweight.objective.errors.UsageError: The 'max_steps' parameter of TrainArgs must be at least 1, in steps. \
 Got 0 instead. 1 is the shortest run.
     """
+    if not isinstance(args.objective, Objective):
+        raise bad_parameter("objective", OWNER, "an Objective, or none for the preset's", args.objective)
     problems = list(_wrong_values(args)) or list(_out_of_range(args))
     problems += contradictions(
         args.objective,
