@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from upweight.objective.errors import bad_parameter
@@ -43,8 +43,3 @@ def segment_mean(values: Float[Tensor, " N"], index: Int[Tensor, " N"], count: i
     """Mean of the values that share an index; 0 for an index nobody has."""
     sizes = segment_sum(torch.ones_like(values), index, count)
     return segment_sum(values, index, count) / sizes.clamp(min=1)
-
-
-def segment_any(flags: Bool[Tensor, " N"], index: Int[Tensor, " N"], count: int) -> Bool[Tensor, " S"]:
-    """Whether any of the flags that share an index is set."""
-    return torch.zeros(count, dtype=torch.long, device=flags.device).index_add(0, index, flags.long()) > 0
