@@ -12,7 +12,7 @@ import argparse
 from upweight.evaluate.accuracy import greedy_accuracy
 from upweight.policy.load import load_policy
 from upweight.policy.policy import Policy
-from upweight.policy.warmup import SMOOTHED, TINY_BATCH_SIZE, TINY_LEARNING_RATE, warm_up
+from upweight.policy.warmup import SMOOTHED, TINY_BATCH_SIZE, TINY_WARM_UP_RATE, warm_up
 from upweight.rewards.runner import make_runner
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.registry import make_task
@@ -38,7 +38,7 @@ def one_seed(seed: int, steps: int, every: int) -> list[tuple[int, float, float]
         worked_examples(task, policy, seed),
         steps=steps,
         batch_size=TINY_BATCH_SIZE,
-        learning_rate=TINY_LEARNING_RATE,
+        learning_rate=TINY_WARM_UP_RATE,
         seed=seed,
         progress=look,
     )

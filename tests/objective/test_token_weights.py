@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from upweight.objective.advantage import group_advantages
 from upweight.objective.dense import aggregate_token_loss, grpo_loss, token_weights
-from upweight.objective.metrics import masked_mean
 from upweight.objective.weights import MODES, flat_token_weights
 
 NAN = float("nan")
@@ -186,10 +185,3 @@ def test_weights_come_in_the_masks_floating_dtype_or_the_default() -> None:
 def test_a_float64_loss_is_averaged_in_float64() -> None:
     losses = torch.tensor([[1.0, 1.0, 1.0]], dtype=torch.float64)
     assert_close(aggregate_token_loss(losses, torch.ones(1, 3, dtype=torch.bool)).item(), 1.0, atol=1e-15, rtol=0)
-
-
-@pytest.mark.parametrize("masked", [7.0, NAN, float("inf")])
-def test_the_mean_of_entropies_leaves_padding_out(masked: float) -> None:
-    """B99."""
-    assert masked_mean(torch.tensor([[0.5, 1.5, masked]]), torch.tensor([[1, 1, 0]])) == 1.0
-    assert masked_mean(torch.tensor([[masked]]), torch.tensor([[0]])) == 0.0

@@ -275,6 +275,7 @@ def report_of() -> Callable[..., Any]:
             sampled=Sampled(groups=()),
             batch=batch,
             results=[],
+            denominator=0,
             lr=0.1,
             has_reference=False,
             seconds=1.0,

@@ -151,8 +151,8 @@ def test_the_rate_falls_linearly_and_reaches_0_one_step_after_the_run(run_args: 
 
 def test_the_rate_falls_along_a_cosine(run_args: Args) -> None:
     """lr_schedule cosine: half way down at half time."""
-    args = run_args(learning_rate=2.0, lr_warmup_steps=0, max_steps=3, lr_schedule="cosine")
-    assert rates(args) == pytest.approx([1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
+    args = run_args(learning_rate=2.0, lr_warmup_steps=0, max_steps=4, lr_schedule="cosine")
+    assert rates(args) == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
 
 
 def test_a_warm_up_longer_than_the_run_is_no_division_by_zero(run_args: Args) -> None:

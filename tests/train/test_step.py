@@ -5,17 +5,20 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import upweight.train.step as room
+from upweight.objective.metrics import metric_means
 from upweight.objective.presets import PRESETS, preset
 from upweight.objective.spec import Objective
+from upweight.policy.logprob import TokenScores
 from upweight.policy.policy import Policy
 from upweight.rewards.runner import make_runner
-from upweight.rollout.completion import Sampling
+from upweight.rollout.completion import Completion, FinishReason, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.rows import RowsTask
 from upweight.train.records import Group
@@ -248,6 +251,23 @@ def test_a_step_report_is_numbers_that_json_can_write(
     """Tensors must not leak into the report."""
     report, _ = training_step(learner([group([1.0, 0.0])]), 1)
     json.dumps(dataclasses.asdict(report), allow_nan=False)
+
+
+@pytest.mark.parametrize("tool", [7.0, math.nan])
+def test_the_mean_entropy_leaves_out_what_is_not_trained_on(tool: float) -> None:
+    """B99: entropies (0.5, 1.5, 7) where the third token is not the policy's own: 1.0, not 3.0."""
+    answer = Completion(
+        token_ids=(1, 2, 3),
+        logprobs=(-1.0, -2.0, -3.0),
+        loss_mask=(True, True, False),
+        weights_versions=(0, 0, 0),
+        finish_reason=FinishReason.STOP,
+    )
+    scores = TokenScores(logprobs=torch.tensor([-1.0, -2.0, tool]), entropy=torch.tensor([0.5, 1.5, tool]))
+    policy: Any = SimpleNamespace(score=lambda *_, **__: scores)
+    batch: Any = SimpleNamespace(prompts=[(9,)], completions=[answer])
+    means = metric_means(room._entropy_sums(score_answers(policy, batch, (0,), 1.0)))
+    assert means == {"entropy": 1.0, "sampled_nll": 1.5}
 
 
 def test_entropy_and_surprise_are_two_numbers(group: Callable[..., Group], learner: Callable[..., Learner]) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import tomllib
 import types
 import typing
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, nearest
 from upweight.objective.fields import must_be
 from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
@@ -64,8 +63,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
         >>> did_you_mean("clip_hihg", ["clip", "clip_high"])
         "Did you mean 'clip_high'?"
     """
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(known)}."
+    near = nearest(word, known)
+    return f"Did you mean '{near}'?" if near else f"There are: {', '.join(known)}."
 
 
 def _parse(path: str) -> Mapping[object, object]:

@@ -1,6 +1,5 @@
 """The entry point of `upweight`: finds the verb, and turns how it ended into an exit code. Imports no torch."""
 
-import difflib
 import importlib
 import os
 import signal
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, nearest
 
 DONE, FAILED, WRONG_CALL, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: done, the run failed, the call was wrong, stopped by SIGINT, stopped by SIGTERM."""
@@ -85,10 +84,8 @@ def _dispatch(words: Sequence[str]) -> int:
         print(f"upweight {upweight.__version__}")
         return DONE
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb.lower(), VERBS, n=1)
-        hint = (
-            f"Did you mean `upweight {near[0]}`?" if near else f"There are: {', '.join(VERBS)}. See `upweight --help`."
-        )
+        near = nearest(verb.lower(), VERBS)
+        hint = f"Did you mean `upweight {near}`?" if near else f"There are: {', '.join(VERBS)}. See `upweight --help`."
         kind = "a flag of upweight itself" if verb.startswith("-") else "a verb of upweight"
         raise UsageError(f"'{verb}' is not {kind}. {hint}")
     code: int = importlib.import_module(VERBS[verb].module).run(words[1:])

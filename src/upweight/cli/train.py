@@ -1,14 +1,17 @@
 """`upweight train`: flags, a preset and a file become a `TrainArgs`. Imports no torch before it trains."""
 
+import contextlib
 import dataclasses
+import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import tyro
 
-from upweight.cli.config import OBJECTIVE_FLAGS, did_you_mean, read_config
-from upweight.objective.errors import UsageError
+from upweight.cli.config import FLAG_TYPES, OBJECTIVE_FLAGS, did_you_mean, read_config
+from upweight.objective.errors import UsageError, nearest
 from upweight.objective.presets import PRESETS, preset
 from upweight.train.args import TrainArgs
 from upweight.train.check import check_args
@@ -105,16 +108,51 @@ def _defaults(name: str, values: Mapping[str, object], max_new_tokens: int | Non
 
 
 def _parse(argv: Sequence[str], defaults: TrainArgs) -> TrainCall:
-    with _words():
-        return tyro.cli(
-            TrainCall,
-            prog="upweight train",
-            description=_DESCRIPTION,
-            args=list(argv),
-            default=TrainCall(args=defaults),
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
-            use_underscores=True,
-        )
+    _refuse_unknown(argv)
+    printed = io.StringIO()
+    try:
+        with _words(), contextlib.redirect_stderr(printed):
+            return _read(argv, defaults)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(_sentence(printed.getvalue())) from None
+
+
+def _refuse_unknown(argv: Sequence[str]) -> None:
+    known = (*FLAG_TYPES, "config", "dry_run", "help")
+    for word in argv:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name not in known:
+            near = nearest(name, known)
+            hint = f"Did you mean '--{near}'?" if near else "`upweight train --help` lists them."
+            raise UsageError(f"'{word.partition('=')[0]}' is not a flag of upweight train. {hint}")
+
+
+def _sentence(box: str) -> str:
+    """What tyro says in a box of several lines, as one sentence."""
+    lines = [line.strip(" |\u2502") for line in box.splitlines()[1:]]  # the first is a title
+    blocks = [list(block) for words, block in itertools.groupby(lines, _has_words) if words]
+    said = " ".join(blocks[0]) if blocks else "The flags could not be read"
+    return f"{said.rstrip('.')}. `upweight train --help` lists the flags and their values."
+
+
+def _has_words(line: str) -> bool:
+    """Whether a line says something; the others are the rules between the parts of a box."""
+    return any(character.isalnum() for character in line)
+
+
+def _read(argv: Sequence[str], defaults: TrainArgs) -> TrainCall:
+    """Let tyro read the flags; it prints what is wrong and leaves with SystemExit."""
+    return tyro.cli(
+        TrainCall,
+        prog="upweight train",
+        description=_DESCRIPTION,
+        args=list(argv),
+        default=TrainCall(args=defaults),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
+        use_underscores=True,
+    )
 
 
 def _words() -> tyro.constructors.ConstructorRegistry:

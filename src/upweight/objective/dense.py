@@ -68,6 +68,7 @@ def aggregate_token_loss(
         tensor(2.)
     """
     kept = as_mask(mask, "aggregate_token_loss")
+    _check_shapes("aggregate_token_loss", kept, token_loss=token_loss)
     weights = token_weights(kept.double(), mode, max_length=max_length, group_ids=group_ids)
     return (weights[kept].to(token_loss.dtype) * token_loss[kept]).sum()
 
@@ -143,8 +144,8 @@ def grpo_loss(
         True
     """
     kept = as_mask(mask, "grpo_loss")
-    _check_shapes(kept, logprobs=logprobs, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
-    _check_shapes(kept, sampler_logprobs=sampler_logprobs, weights=weights)
+    _check_shapes("grpo_loss", kept, logprobs=logprobs, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+    _check_shapes("grpo_loss", kept, sampler_logprobs=sampler_logprobs, weights=weights)
     _check_advantages(advantages, kept)
     objective = Objective(
         clip=clip,
@@ -206,10 +207,10 @@ def _pick(tensor: Tensor | None, kept: Tensor) -> Tensor | None:
     return None if tensor is None else tensor[kept]
 
 
-def _check_shapes(kept: Tensor, **tensors: Tensor | None) -> None:
+def _check_shapes(owner: str, kept: Tensor, **tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.shape != kept.shape:
-            raise bad_parameter(name, "grpo_loss", f"of the mask's shape {tuple(kept.shape)}", tuple(tensor.shape))
+            raise bad_parameter(name, owner, f"of the mask's shape {tuple(kept.shape)}", tuple(tensor.shape))
 
 
 def _check_advantages(advantages: Tensor, kept: Tensor) -> None:

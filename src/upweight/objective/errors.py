@@ -1,5 +1,8 @@
 """The one sentence a wrong call gets: what, which value, the way out."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UsageError(ValueError):
     """The call was wrong. The command line prints the sentence and leaves with exit code 2."""
@@ -23,3 +26,13 @@ def bad_parameter(name: str, owner: str, must: str, got: object, way_out: str = 
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     sentence = f"The '{name}' parameter of {owner} must be {must}. Got {shown} instead."
     return UsageError(f"{sentence} {way_out}" if way_out else sentence)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant; None where none is near.
+
+    Example:
+        >>> nearest("clip_hihg", ["clip", "clip_high"])
+        'clip_high'
+    """
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)

@@ -3,10 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
-
-from upweight.objective.masks import as_mask
 
 Sums = Mapping[str, tuple[float, float]]
 """Metric name -> (sum, count). Two of them add up; the metric is sum / count, once, at the end."""
@@ -52,15 +50,3 @@ def quantile(values: Float[Tensor, " N"], q: float) -> float:
     if not values.numel():
         return 0.0
     return float(values.sort().values[max(0, math.ceil(q * values.numel()) - 1)])
-
-
-def masked_mean(values: Float[Tensor, "B T"], mask: Shaped[Tensor, "B T"]) -> float:
-    """Mean over the masked-in slots; 0 for none. Masked slots may hold anything.
-
-    Example:
-        >>> import torch
-        >>> masked_mean(torch.tensor([[0.5, 1.5, 7.0]]), torch.tensor([[1, 1, 0]]))
-        1.0
-    """
-    kept = values[as_mask(mask, "masked_mean")]
-    return float(kept.double().mean()) if kept.numel() else 0.0

@@ -19,6 +19,8 @@ def as_group_ids(group_ids: Int[Tensor, " B"] | Sequence[int], count: int, devic
         UsageError: another number of ids than answers; `owner` is the function whose parameter they are.
     """
     ids = torch.as_tensor(group_ids, device=device)
+    if ids.is_floating_point():
+        raise bad_parameter("group_ids", owner, "integers", ids.dtype)
     if ids.shape != (count,):
         raise bad_parameter("group_ids", owner, f"one id per answer ({count})", tuple(ids.shape))
     return ids.long()

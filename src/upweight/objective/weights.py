@@ -59,9 +59,11 @@ def flat_token_weights(
         return _segment_mean_weights(counted, group_id)
     if mode == "seq-mean-token-mean":
         return _segment_mean_weights(counted, seq_id)
-    if max_length is None or max_length < 1:
+    if not isinstance(max_length, int) or max_length < 1:
         way_out = "It is the generation budget in tokens, never the padded width."
-        raise bad_parameter("max_length", "token_weights", f"at least 1 for mode '{mode}'", max_length, way_out)
+        raise bad_parameter(
+            "max_length", "token_weights", f"a whole number of at least 1 for mode '{mode}'", max_length, way_out
+        )
     index, count = segment_index(seq_id)
     answers = (segment_sum(counted, index, count) > 0).sum().clamp(min=1)
     return counted / (answers * max_length)

@@ -32,7 +32,7 @@ SMOOTHED = 20
 # rounding would shift: at 0.6 about a third of the held-out problems are right (docs/experiments.md).
 TINY_STEPS = 400
 TINY_BATCH_SIZE = 256
-TINY_LEARNING_RATE = 2e-3
+TINY_WARM_UP_RATE = 2e-3
 TINY_STOP_BELOW = 0.6
 
 

@@ -1,9 +1,8 @@
 """The sentence for a name nobody knows: the valid ones, and the one that was probably meant."""
 
-import difflib
 from collections.abc import Iterable
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, nearest
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
@@ -22,6 +21,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
         There is no task 'arithmetc'. Did you mean 'arithmetic'? Valid: arithmetic.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    close = nearest(name, names)
+    hint = f" Did you mean '{close}'?" if close else ""
     return UsageError(f"There is no {kind} '{name}'.{hint} Valid: {', '.join(names)}.")

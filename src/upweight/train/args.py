@@ -15,7 +15,8 @@ class TrainArgs:
     """The loss: see `Objective`. Its fields are flags of the same names. The preset's row where not given."""
 
     preset: str = "grpo"
-    """Row of the preset table that gives the objective its defaults: grpo, grpo-paper, dr-grpo, dapo, gspo, cispo."""
+    """Row of the preset table: what the objective is where it is not given. grpo, grpo-paper, dr-grpo, dapo, gspo,
+    cispo."""
 
     model: str = "tiny"
     """tiny, smollm2-135m, a folder, a GGUF file, or a name on the Hugging Face hub."""
@@ -114,5 +115,10 @@ class TrainArgs:
     1e-3 in float32, 5e-2 in bfloat16 where not given."""
 
     def __post_init__(self) -> None:
-        if self.objective is None:
-            object.__setattr__(self, "objective", preset(self.preset, max_new_tokens=self.max_new_tokens))
+        if self.objective is not None:
+            return
+        budget = self.max_new_tokens
+        # Types and ranges are for check_args to report, with everything else that is wrong.
+        known_budget = budget if isinstance(budget, int) and budget > 0 else None
+        row = self.preset if isinstance(self.preset, str) else "grpo"
+        object.__setattr__(self, "objective", preset(row, max_new_tokens=known_budget))

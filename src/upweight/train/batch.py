@@ -48,6 +48,9 @@ def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
 def with_advantages(batch: Batch, objective: Objective, max_new_tokens: int) -> Batch:
     """Shape the rewards, then the advantage of each trainable token.
 
+    Statistics are over all scored answers of the batch's groups, shaped; `adv_norm="batch"` takes the std over all of
+    them, filtered groups included.
+
     The overlong penalty comes first, then the KL in the reward; filtering has looked at the task rewards before.
     An answer that is masked for its length gets neither, and its task reward still counts in its group's statistics.
     """

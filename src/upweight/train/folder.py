@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, bad_parameter
 from upweight.train.records import Batch, Group, StepReport
 
 LOCK = "lock"
@@ -23,7 +23,14 @@ def check_free(path: str | Path) -> None:
         UsageError: saying which, and the ways out.
     """
     folder = Path(path)
+    if not str(path).strip():
+        raise bad_parameter(
+            "output_dir", "TrainArgs", "the name of a folder", str(path), "Leave it out for a new name."
+        )
     try:
+        above = next((parent for parent in folder.absolute().parents if parent.exists()), None)
+        if above is not None and not above.is_dir():
+            raise UsageError(f"The run folder {str(folder)!r} cannot be made: {str(above)!r} is a file.")
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"The run folder {str(folder)!r} is a file. Choose another --output_dir.")
         if not folder.is_dir() or not any(folder.iterdir()):

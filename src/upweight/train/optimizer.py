@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from upweight.train.args import TrainArgs
+from upweight.train.resolve import known
 
 
 class MasterAdamW:
@@ -60,7 +61,7 @@ def learning_rate(step: int, args: TrainArgs) -> float:
     """Learning rate of a step: linear warm-up, then the schedule; never 0 within the run.
 
     Args:
-        step: counts from 1; step `lr_warmup_steps` is the first at the peak.
+        step: counts from 1; step `lr_warmup_steps` is the first at the peak (step 1 where that is 0).
         args: with `learning_rate` resolved.
 
     Example:
@@ -68,12 +69,10 @@ def learning_rate(step: int, args: TrainArgs) -> float:
         >>> [round(learning_rate(step, args), 3) for step in (1, 4, 7, 10)]
         [0.25, 1.0, 0.571, 0.143]
     """
-    peak = args.learning_rate
-    if peak is None:
-        raise AssertionError("the learning rate is resolved before training")
-    if step < args.lr_warmup_steps:
-        return peak * step / args.lr_warmup_steps
+    peak, top = known(args.learning_rate), max(1, args.lr_warmup_steps)
+    if step < top:
+        return peak * step / top
     if args.lr_schedule == "constant":
         return peak
-    done = (step - args.lr_warmup_steps) / (args.max_steps - args.lr_warmup_steps + 1)
+    done = (step - top) / (args.max_steps - top + 1)
     return peak * (1 - done) if args.lr_schedule == "linear" else peak * (1 + math.cos(math.pi * done)) / 2

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from upweight.objective.metrics import Sums, add_sums, metric_means, quantile
+from upweight.rewards.score import Status
 from upweight.rollout.completion import FinishReason
 from upweight.train.records import Batch, Group, Sampled, StepReport, UpdateResult
 from upweight.train.source import is_informative
@@ -17,6 +18,7 @@ def make_report(
     sampled: Sampled,
     batch: Batch,
     results: Sequence[UpdateResult],
+    denominator: int,
     lr: float,
     has_reference: bool,
     seconds: float,
@@ -30,7 +32,7 @@ def make_report(
     """
     groups = sampled.groups + sampled.discarded
     completions = [completion for group in groups for completion in group.completions]
-    scored = [score.value for group in groups for score in group.scores if score.value == score.value]
+    scored = [score.value for group in groups for score in group.scores if score.status is Status.SCORED]
     lengths = [sum(completion.loss_mask) for completion in completions]
     tokens = sum(len(completion.token_ids) for completion in completions)
     sums: Sums = {}
@@ -58,7 +60,7 @@ def make_report(
         reward_shaped=_mean([] if batch.rewards is None else [r for r in batch.rewards.tolist() if r == r]),
         truncated=_mean([float(c.finish_reason is FinishReason.LENGTH) for c in completions]) or 0.0,
         unscored=len(completions) - len(scored),
-        trained_tokens=batch.seq_id.numel(),
+        trained_tokens=denominator,
         filtered_groups=len(sampled.discarded) + _left_out(sampled.groups, batch),
         rounds=sampled.rounds,
         updates=sum(result.stepped for result in results),

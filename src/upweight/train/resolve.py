@@ -1,7 +1,9 @@
 """Fills in what a configuration leaves open, once task and model are known."""
 
 import dataclasses
+import itertools
 import time
+from pathlib import Path
 from typing import TypeVar
 
 from upweight.objective.presets import preset
@@ -48,10 +50,19 @@ def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
 
 
 def run_folder(args: TrainArgs) -> str:
-    """runs/MODEL-TASK-PRESET-TIME."""
+    """runs/MODEL-TASK-PRESET-TIME, with a number behind it where that is there already."""
     model = args.model.rstrip("/").rpartition("/")[2] or "model"
     task = args.task.partition(":")[0] if args.data is None else "data"
-    return f"runs/{model}-{task}-{args.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"runs/{model}-{task}-{args.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    taken = (f"{name}-{n}" for n in itertools.count(2))
+    return name if not Path(name).exists() else next(n for n in taken if not Path(n).exists())
+
+
+def known(value: _T | None) -> _T:
+    """A field that `resolve_args` has filled in."""
+    if value is None:
+        raise AssertionError("the configuration is resolved before it is used")
+    return value
 
 
 def _or(value: _T | None, default: _T) -> _T:

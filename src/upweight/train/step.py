@@ -19,6 +19,7 @@ from upweight.train.optimizer import MasterAdamW, learning_rate
 from upweight.train.plan import cut, plan_updates
 from upweight.train.records import Batch, MicroBatch, StepReport, Update, UpdateResult
 from upweight.train.report import make_report
+from upweight.train.resolve import known
 from upweight.train.source import GroupSource
 
 
@@ -53,9 +54,7 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
         The report, and the batch that was trained on.
     """
     args, objective = learner.args, learner.args.objective
-    max_new_tokens = args.max_new_tokens
-    if max_new_tokens is None:
-        raise AssertionError("the generation budget is resolved before training")
+    max_new_tokens = known(args.max_new_tokens)
     started = time.perf_counter()
 
     sampled = learner.source.next_groups(args.prompts_per_step)
@@ -79,6 +78,7 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
         sampled=sampled,
         batch=batch,
         results=results,
+        denominator=sum(int((update.weights > 0).sum()) for update in updates[: len(updates) // args.epochs_per_batch]),
         lr=lr,
         has_reference=learner.reference is not None,
         seconds=time.perf_counter() - started,

@@ -1,7 +1,8 @@
 """`Trainer`: a run from the first check to the last line."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from upweight.objective.errors import UsageError
 from upweight.objective.rules import notes
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
-from upweight.policy.warmup import TINY_BATCH_SIZE, TINY_LEARNING_RATE, TINY_STOP_BELOW, warm_up_cached
+from upweight.policy.warmup import TINY_BATCH_SIZE, TINY_STOP_BELOW, TINY_WARM_UP_RATE, warm_up_cached
 from upweight.rewards.runner import RewardRunner, make_runner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
@@ -28,10 +29,13 @@ from upweight.train.folder import RunFolder, check_free
 from upweight.train.handshake import shake_hands
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.records import StepReport
-from upweight.train.resolve import resolve_args
+from upweight.train.resolve import TINY, known, resolve_args
 from upweight.train.signals import GracefulStop
 from upweight.train.source import SamplingSource, check_fits
 from upweight.train.step import Learner, training_step
+
+WARM_UP_BATCH_SIZE = 16
+"""Worked answers a step of a warm-up of any model but tiny."""
 
 WARM_UP_EXAMPLES = 20_000
 """Worked answers that the supervised warm-up draws from."""
@@ -103,6 +107,10 @@ class Trainer:
             raise UsageError("eval_dataset goes with train_dataset: a task holds out its own problems.")
         if self._data is not None and args.data is not None:
             raise UsageError(f"train_dataset and data={args.data!r} both say what to train on: leave one out.")
+        if self._data is not None and args.eval_data is not None:
+            raise UsageError("eval_data goes with data; beside train_dataset, held-out rows are eval_dataset.")
+        if reward_funcs is not None and not isinstance(reward_funcs, str) and not callable(reward_funcs):
+            make_runner(reward_funcs)  # an empty list is refused, not taken for "the task's own"
         self.args = dataclasses.replace(args, **self._handed_in(model))
 
     def _handed_in(self, model: Any) -> dict[str, Any]:
@@ -124,6 +132,7 @@ class Trainer:
 
         Raises:
             UsageError: the first thing that cannot work.
+            RewardError: a reward function returned something that is no reward.
         """
         check_args(self.args)
         if self.args.output_dir is not None:
@@ -131,6 +140,9 @@ class Trainer:
         resolve_device(self.args.device)
         task = self._task(chat=False)
         self._runner(task, self.args.reward)
+        if (self._loaded is None and self.args.model == TINY) or self._data is not None:
+            # The budget cannot change with a chat template any more, so what depends on it can be checked.
+            check_args(resolve_args(self.args, task, self.args.device))
         if self.args.sft_steps and not task.demonstrations(1, self.args.seed):
             raise UsageError(f"The task {task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
 
@@ -192,9 +204,9 @@ class Trainer:
 
 def _check_prompts(task: Task, policy: Policy, args: TrainArgs) -> None:
     """Measure every prompt of a finite task, and some of an endless one, before anything is trained."""
-    budget = args.max_new_tokens or 1
+    budget = known(args.max_new_tokens)
     draws = task.stream(args.seed).take(task.size or 64)
-    for prompt in [draw.prompt for draw in draws] + list(task.held_out):
+    for prompt in [draw.prompt for draw in draws] + list(task.held_out[: args.eval_prompts]):
         check_fits(prompt, len(policy.encode(prompt)), budget, policy.context_length)
 
 
@@ -209,13 +221,14 @@ class _Run:
         self.folder = folder
         self.engine: Engine = LocalEngine(policy)
         self.sampling = Sampling(
-            max_new_tokens=args.max_new_tokens or 1,
+            max_new_tokens=known(args.max_new_tokens),
             temperature=args.temperature,
             top_p=args.top_p,
             top_k=args.top_k,
             seed=args.seed,
         )
         self.console = Console(args.max_steps)
+        self._starved = False
 
     def go(self) -> TrainResult:
         announce(self.args, self.task)
@@ -245,7 +258,8 @@ class _Run:
         with GracefulStop() as stop, self.console:
             while step < args.max_steps and stop.received is None:
                 step += 1
-                report, batch = training_step(learner, step)
+                with self._saving_what_there_is(step):
+                    report, batch = training_step(learner, step)
                 self.folder.write_metrics(report)
                 if args.rollouts_every and step % args.rollouts_every == 0:
                     self.folder.write_rollouts(step, batch)
@@ -265,6 +279,20 @@ class _Run:
             stop.leave()
         return step, checkpoint, after
 
+    @contextlib.contextmanager
+    def _saving_what_there_is(self, step: int) -> Iterator[None]:
+        """Save the weights before an exception ends the run: a reward that returned nonsense, memory that ran out."""
+        version = self.policy.version
+        try:
+            yield
+        except Exception:
+            # With an update behind it, they are no longer those of the step before.
+            done = step - 1 if self.policy.version == version else step
+            if not (self.folder.path / f"checkpoint-{done}").exists():
+                saved = self.folder.write_checkpoint(done, self.policy.save)
+                self.console.say(f"step {step} failed; saved {saved}")
+            raise
+
     def _source(self) -> SamplingSource:
         objective = self.args.objective
         return SamplingSource(
@@ -281,16 +309,15 @@ class _Run:
         )
 
     def _warm_up(self) -> None:
-        steps = self.args.sft_steps or 0
+        steps, tiny = known(self.args.sft_steps), self.args.model == TINY
         if steps == 0:
             return
-        tiny = self.args.model == "tiny"
         report = warm_up_cached(
             self.policy,
             worked_examples(self.task, self.policy, self.args.seed),
             steps=steps,
-            batch_size=TINY_BATCH_SIZE if tiny else 16,
-            learning_rate=TINY_LEARNING_RATE if tiny else self.args.learning_rate or 1e-5,
+            batch_size=TINY_BATCH_SIZE if tiny else WARM_UP_BATCH_SIZE,
+            learning_rate=TINY_WARM_UP_RATE if tiny else known(self.args.learning_rate),
             seed=self.args.seed,
             stop_below=TINY_STOP_BELOW if tiny else 0.0,
         )
@@ -322,7 +349,7 @@ class _Run:
 
     def _shake_hands(self) -> None:
         prompts = [self.policy.encode(draw.prompt) for draw in self.task.stream(self.args.seed).take(4)]
-        tolerance = self.args.handshake_tolerance or 0.0
+        tolerance = known(self.args.handshake_tolerance)
         result = shake_hands(self.policy, self.engine, prompts, self.sampling, tolerance)
         self.console.say(
             f"handshake: sampler and trainer differ by {result.gap:.1e} nats on average over {result.tokens} tokens "
@@ -330,7 +357,14 @@ class _Run:
         )
 
     def _warn(self, report: StepReport) -> None:
-        """Once, at the start: most groups carry no signal, and why that was to be expected."""
+        """Once each: most groups carry no signal at the start; dynamic sampling used up its budget."""
+        budget = self.args.resample_budget
+        if self.args.objective.resample and report.rounds == budget and not self._starved:
+            self._starved = True
+            self.console.say(
+                f"note: step {report.step} used up the budget of {budget} rounds of sampling (--resample_budget) and "
+                "trains on the informative groups there are; so will every later step that does"
+            )
         if report.step != 1 or report.informative >= 0.5 or report.reward is None:
             return
         expected = ""
@@ -359,13 +393,18 @@ def announce(args: TrainArgs, task: Task) -> None:
     console = Console(args.max_steps)
     updates = args.minibatches * args.epochs_per_batch
     rows = "endless" if task.size is None else f"{task.size} rows"
-    console.say("configuration: " + " ".join(f"{name}={value}" for name, value in flat_config(args).items()))
+    console.say("configuration: " + " ".join(f"{name}={_spelled(value)}" for name, value in flat_config(args).items()))
     console.say(
         f"task {task.name} ({rows}, {len(task.held_out)} held out); {args.prompts_per_step} prompts x "
         f"{args.group_size} answers = {args.prompts_per_step * args.group_size} answers and {updates} updates a step"
     )
     for note in notes(args.objective, updates_per_step=updates, group_size=args.group_size, preset=args.preset):
         console.say(f"note: {note}")
+
+
+def _spelled(value: object) -> str:
+    """As the flag takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def flat_config(args: TrainArgs) -> dict[str, Any]:
