@@ -279,3 +279,19 @@ def test_entropy_and_surprise_are_two_numbers(group: Callable[..., Group], learn
     assert report.entropy == pytest.approx(float(scores.entropy.mean()), rel=1e-5)
     assert report.sampled_nll == pytest.approx(-float(scores.logprobs.mean()), rel=1e-5)
     assert abs(report.entropy - report.sampled_nll) > 0.01
+
+
+@pytest.mark.parametrize(("masked_tokens", "counted"), [("keep", 6), ("valid", 3)])
+def test_the_denominator_that_is_logged_is_the_one_that_is_used(
+    group: Callable[..., Group],
+    completion: Callable[..., Completion],
+    learner: Callable[..., Learner],
+    masked_tokens: Any,
+    counted: int,
+) -> None:
+    """B34: a sampler that held its tokens for all but impossible has the whole answer rejected."""
+    answers = [completion([97, 98, 99], [-1.0] * 3), completion([100, 101, 102], [-30.0] * 3)]
+    objective = Objective(kl_coef=0.0, correction="mis", masked_tokens=masked_tokens)
+    report, _ = training_step(learner([group([1.0, 0.0], completions=answers)], objective=objective), 1)
+    assert report.trained_tokens == counted
+    assert report.rejected == 0.5

@@ -398,3 +398,29 @@ def test_a_reward_that_fails_in_the_last_evaluation_does_not_cost_the_checkpoint
     with pytest.raises(RewardError):
         run(reward=strict, eval_rows=[{"prompt": "held out", "answer": "x"}])
     assert (tmp_path / "run" / "checkpoint-2" / "model.safetensors").exists()
+
+
+def test_a_run_that_fails_saves_the_weights_it_had(run: Run, tmp_path: Path) -> None:
+    """A reward function that returns nonsense in the second step costs that step, not the run."""
+    calls = []
+
+    def breaks(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        return [float("nan")] * len(completions) if calls.count(12) == 2 else letters(completions)
+
+    with pytest.raises(RewardError, match="breaks"):
+        run(reward=breaks)
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-1")
+
+
+def test_an_overlong_buffer_above_the_tasks_budget_is_refused_before_a_model_is_loaded() -> None:
+    args = TrainArgs(objective=Objective(overlong_buffer=100))
+    with pytest.raises(UsageError, match=r"overlong_buffer=100.*max_new_tokens=8"):
+        Trainer(args=args).check()
+
+
+@pytest.mark.parametrize("said", [[], ()])
+def test_no_reward_function_is_not_the_tasks_own(said: Any) -> None:
+    with pytest.raises(UsageError, match="at least one reward function"):
+        Trainer(reward_funcs=said)
