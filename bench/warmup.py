@@ -8,11 +8,12 @@ held-out two-digit additions.
 """
 
 import argparse
+import dataclasses
 
 from upweight.evaluate.accuracy import greedy_accuracy
 from upweight.policy.load import load_policy
 from upweight.policy.policy import Policy
-from upweight.policy.warmup import SMOOTHED, TINY_BATCH_SIZE, TINY_WARM_UP_RATE, warm_up
+from upweight.policy.warmup import SMOOTHED, TINY_WARM_UP, warm_up
 from upweight.rewards.runner import make_runner
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.registry import make_task
@@ -33,15 +34,8 @@ def one_seed(seed: int, steps: int, every: int) -> list[tuple[int, float, float]
             accuracy = greedy_accuracy(engine, policy.encode, policy.decode, task.held_out, runner, task.max_new_tokens)
             rows.append((step, sum(losses[-SMOOTHED:]) / len(losses[-SMOOTHED:]), accuracy.value))
 
-    warm_up(
-        policy,
-        worked_examples(task, policy, seed),
-        steps=steps,
-        batch_size=TINY_BATCH_SIZE,
-        learning_rate=TINY_WARM_UP_RATE,
-        seed=seed,
-        progress=look,
-    )
+    plan = dataclasses.replace(TINY_WARM_UP, steps=steps, seed=seed, stop_below=0.0)
+    warm_up(policy, worked_examples(task, policy, seed), plan, progress=look)
     return rows
 
 

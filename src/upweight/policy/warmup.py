@@ -1,5 +1,6 @@
 """A short supervised stage, so that a fresh model is right now and then and reinforcement has something to raise."""
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -27,13 +28,31 @@ RECIPE = 2
 SMOOTHED = 20
 """Steps that the loss is averaged over before it is compared with `stop_below`."""
 
-# Two-digit addition comes to a fresh tiny model all at once: between a loss of 0.75 and 0.35, a minute apart, greedy
-# accuracy goes from 0.1 to 0.6. So the warm-up ends at a loss, not after a number of steps, which another machine's
-# rounding would shift: at 0.6 about a third of the held-out problems are right (docs/experiments.md).
-TINY_STEPS = 400
-TINY_BATCH_SIZE = 256
-TINY_WARM_UP_RATE = 2e-3
-TINY_STOP_BELOW = 0.6
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """How long and how fast to warm up."""
+
+    steps: int
+    """Optimiser steps at most, >= 0."""
+
+    batch_size: int
+    """Examples per step, >= 1; an epoch's remainder is carried into the next."""
+
+    learning_rate: float
+    """Peak of AdamW's learning rate, > 0."""
+
+    seed: int = 0
+    """Of the order of the examples."""
+
+    stop_below: float = 0.0
+    """End as soon as the mean loss of the last 20 steps is below it (nats per token); 0 = never."""
+
+
+# Two-digit addition comes to a fresh tiny model all at once: between a loss of 0.75 and 0.35, greedy accuracy goes from
+# 0.1 to 0.6 within twenty steps. So the warm-up ends at a loss, not after a number of steps, which another machine's
+# rounding would shift: at 0.6 a third to a half of the held-out problems are right (docs/experiments.md).
+TINY_WARM_UP = WarmUp(steps=400, batch_size=256, learning_rate=2e-3, stop_below=0.6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +75,8 @@ class WarmUpReport:
 def warm_up(
     policy: Policy,
     examples: Sequence[Example],
+    plan: WarmUp,
     *,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
-    stop_below: float = 0.0,
     progress: Callable[[int, float], None] | None = None,
 ) -> WarmUpReport:
     """Train the policy in place on worked answers: mean cross-entropy per completion token.
@@ -69,16 +84,12 @@ def warm_up(
         L = - (1 / N) sum_n log pi(y_n | prompt, y_<n)        N completion tokens of the batch
 
     AdamW without weight decay, gradient norm clipped at 1, learning rate rising over the first 20 steps (or a tenth)
-    and constant after. Epochs are shuffled by `seed` alone, so the result is the same on the same machine.
+    and constant after. Epochs are shuffled by the plan's seed alone, so the result is the same on the same machine.
 
     Args:
         policy: changed in place; its version stays.
         examples: prompt and completion ids; the prompt is never trained on.
-        steps: optimiser steps at most, >= 0.
-        batch_size: examples per step, >= 1; an epoch's remainder is carried into the next.
-        learning_rate: > 0.
-        seed: of the order of the examples.
-        stop_below: end as soon as the mean loss of the last 20 steps is below it (nats per token); 0 = never.
+        plan: how long and how fast.
         progress: called after each step with its number (from 1) and its loss.
 
     Returns:
@@ -87,16 +98,16 @@ def warm_up(
     Raises:
         UsageError: no examples, or a number out of range.
     """
-    _check(examples, steps, batch_size, learning_rate)
+    _check(examples, plan)
     start = time.perf_counter()
     losses: list[float] = []
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=learning_rate, weight_decay=0.0)
-    rise = max(1, min(20, steps // 10))
-    order = _order(len(examples), seed)
-    for step in range(1, steps + 1):
-        batch = [examples[next(order)] for _ in range(batch_size)]
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=plan.learning_rate, weight_decay=0.0)
+    rise = max(1, min(20, plan.steps // 10))
+    order = _order(len(examples), plan.seed)
+    for step in range(1, plan.steps + 1):
+        batch = [examples[next(order)] for _ in range(plan.batch_size)]
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1.0, step / rise)
+            group["lr"] = plan.learning_rate * min(1.0, step / rise)
         cross_entropy = -policy.score([p for p, _ in batch], [c for _, c in batch]).logprobs.mean()
         optimizer.zero_grad(set_to_none=True)
         cross_entropy.backward()  # type: ignore[no-untyped-call]
@@ -105,7 +116,7 @@ def warm_up(
         losses.append(float(cross_entropy.detach()))
         if progress is not None:
             progress(step, losses[-1])
-        if len(losses) >= SMOOTHED and sum(losses[-SMOOTHED:]) / SMOOTHED < stop_below:
+        if len(losses) >= SMOOTHED and sum(losses[-SMOOTHED:]) / SMOOTHED < plan.stop_below:
             break
     policy.model.zero_grad(set_to_none=True)
     loss = losses[-1] if losses else float("nan")
@@ -115,17 +126,13 @@ def warm_up(
 def warm_up_cached(
     policy: Policy,
     examples: Sequence[Example],
+    plan: WarmUp,
     *,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
-    stop_below: float = 0.0,
     progress: Callable[[int, float], None] | None = None,
 ) -> WarmUpReport:
     """`warm_up`, or its result from the cache when the same call was made before.
 
-    The key is a hash over the model's name and weights, the examples, the numbers and the package's version. A cache
+    The key is a hash over the model's name and weights, the examples, the plan and the package's version. A cache
     file that cannot be read, or does not fit, is ignored and written anew.
 
     Args: as for `warm_up`.
@@ -133,46 +140,31 @@ def warm_up_cached(
     Returns:
         The report; `from_cache` says which it was.
     """
-    _check(examples, steps, batch_size, learning_rate)
+    _check(examples, plan)
     start = time.perf_counter()
-    numbers = {
-        "steps": steps,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "seed": seed,
-        "stop_below": stop_below,
-    }
-    entry = cache_root() / "warmup" / _key(policy, examples, numbers)
+    entry = cache_root() / "warmup" / _key(policy, examples, plan)
     found = _restore(policy, entry)
     if found is not None:
         taken, loss = found
         return WarmUpReport(steps=taken, loss=loss, seconds=time.perf_counter() - start, from_cache=True)
-    report = warm_up(
-        policy,
-        examples,
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
-        stop_below=stop_below,
-        progress=progress,
-    )
+    report = warm_up(policy, examples, plan, progress=progress)
     with written_whole(entry) as folder:
         outcome = {"loss": repr(report.loss), "steps": str(report.steps)}
         save_file(_weights(policy), folder / "weights.safetensors", metadata=outcome)
-        (folder / "call.json").write_text(json.dumps({"model": policy.name, **numbers}, indent=2) + "\n")
+        call = {"model": policy.name, **dataclasses.asdict(plan)}
+        (folder / "call.json").write_text(json.dumps(call, indent=2) + "\n")
     return report
 
 
-def _check(examples: Sequence[Example], steps: int, batch_size: int, learning_rate: float) -> None:
+def _check(examples: Sequence[Example], plan: WarmUp) -> None:
     if not examples:
         raise bad_parameter("examples", "warm_up", "at least one", [])
-    if steps < 0:
-        raise bad_parameter("steps", "warm_up", "at least 0", steps)
-    if batch_size < 1:
-        raise bad_parameter("batch_size", "warm_up", "at least 1", batch_size)
-    if not learning_rate > 0:
-        raise bad_parameter("learning_rate", "warm_up", "above 0", learning_rate)
+    if plan.steps < 0:
+        raise bad_parameter("steps", "warm_up", "at least 0", plan.steps)
+    if plan.batch_size < 1:
+        raise bad_parameter("batch_size", "warm_up", "at least 1", plan.batch_size)
+    if not plan.learning_rate > 0:
+        raise bad_parameter("learning_rate", "warm_up", "above 0", plan.learning_rate)
 
 
 def _order(count: int, seed: int) -> Iterator[int]:
@@ -189,13 +181,15 @@ def _weights(policy: Policy) -> dict[str, Tensor]:
     return {name: weight.detach().cpu().contiguous() for name, weight in policy.model.named_parameters()}
 
 
-def _key(policy: Policy, examples: Sequence[Example], numbers: dict[str, float]) -> str:
+def _key(policy: Policy, examples: Sequence[Example], plan: WarmUp) -> str:
     digest = hashlib.sha256()
     try:
         version = metadata.version("upweight")
     except metadata.PackageNotFoundError:
         version = "source"
-    digest.update(json.dumps([RECIPE, version, policy.name, str(policy.dtype), numbers], sort_keys=True).encode())
+    digest.update(
+        json.dumps([RECIPE, version, policy.name, str(policy.dtype), dataclasses.asdict(plan)], sort_keys=True).encode()
+    )
     for name, weight in sorted(_weights(policy).items()):
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(weight.view(torch.uint8).numpy().tobytes())

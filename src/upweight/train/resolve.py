@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from upweight.objective.presets import preset
-from upweight.policy.warmup import TINY_STEPS
+from upweight.policy.warmup import TINY_WARM_UP
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
 
@@ -42,7 +42,7 @@ def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
         max_new_tokens=budget,
         reward=task.reward if args.reward is None else args.reward,
         learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if tiny else LEARNING_RATE),
-        sft_steps=_or(args.sft_steps, TINY_STEPS if tiny and task.demonstrations(1, args.seed) else 0),
+        sft_steps=_or(args.sft_steps, TINY_WARM_UP.steps if tiny and task.demonstrations(1, args.seed) else 0),
         output_dir=run_folder(args) if args.output_dir is None else args.output_dir,
         device=device,
         handshake_tolerance=_or(args.handshake_tolerance, HANDSHAKE_TOLERANCE[args.dtype]),

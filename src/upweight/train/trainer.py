@@ -13,7 +13,7 @@ from upweight.objective.errors import UsageError
 from upweight.objective.rules import notes
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
-from upweight.policy.warmup import TINY_BATCH_SIZE, TINY_STOP_BELOW, TINY_WARM_UP_RATE, warm_up_cached
+from upweight.policy.warmup import TINY_WARM_UP, WarmUp, warm_up_cached
 from upweight.rewards.runner import RewardRunner, make_runner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
@@ -309,18 +309,14 @@ class _Run:
         )
 
     def _warm_up(self) -> None:
-        steps, tiny = known(self.args.sft_steps), self.args.model == TINY
+        steps, seed = known(self.args.sft_steps), self.args.seed
         if steps == 0:
             return
-        report = warm_up_cached(
-            self.policy,
-            worked_examples(self.task, self.policy, self.args.seed),
-            steps=steps,
-            batch_size=TINY_BATCH_SIZE if tiny else WARM_UP_BATCH_SIZE,
-            learning_rate=TINY_WARM_UP_RATE if tiny else known(self.args.learning_rate),
-            seed=self.args.seed,
-            stop_below=TINY_STOP_BELOW if tiny else 0.0,
-        )
+        plan = dataclasses.replace(TINY_WARM_UP, steps=steps, seed=seed)
+        if self.args.model != TINY:
+            rate = known(self.args.learning_rate)
+            plan = WarmUp(steps=steps, batch_size=WARM_UP_BATCH_SIZE, learning_rate=rate, seed=seed)
+        report = warm_up_cached(self.policy, worked_examples(self.task, self.policy, seed), plan)
         where = "from the cache" if report.from_cache else f"{report.steps} steps in {report.seconds:.0f} s"
         self.console.say(f"warm-up on worked answers: {where}, loss {report.loss:.2f} nats per token")
 
