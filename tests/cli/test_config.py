@@ -70,7 +70,7 @@ def test_an_empty_file_sets_nothing(name: str, tmp_path: Path) -> None:
         ("a.yaml", "seed: 2020-13-45\n", ["cannot be read", "month"]),
         ("a.toml", f"seed = {'[' * 5000}\n", ["nested too deeply"]),
         ("a.yaml", f"seed: {'[' * 5000}\n", ["nested too deeply"]),
-        ("a.json", "{}", ["ends in .toml, .yaml or .yml"]),
+        ("a.ini", "{}", ["ends in .toml, .yaml, .yml or .json"]),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_files_name(name: str, text: str, words: list[str], tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ def test_dry_run_is_spelled_either_way(flag: str) -> None:
         ("--minibatches 100", "--minibatches 64"),
         ("--config missing.toml", "missing.toml: there is no such configuration file."),
         ("stray", "stray"),
+        ("--learning_rate 1e3x", "The '--learning_rate' parameter of upweight train must be a number, or none."),
+        ("--resume auto", "--model RUN/checkpoint-N"),
+        ("--num_generations 8", "--group_size"),
+        ("--preset DAPO", "Did you mean 'dapo'?"),
     ],
 )
 def test_a_wrong_call_leaves_with_2_and_the_way_out(

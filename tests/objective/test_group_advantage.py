@@ -229,3 +229,7 @@ def test_gae_hands_no_gradient_back_to_the_critic() -> None:
     advantages, returns = gae(torch.tensor([[0.0, 1.0]]), critic, torch.ones(1, 2))
     assert not advantages.requires_grad
     assert not returns.requires_grad
+
+
+def test_rewards_may_be_a_plain_list() -> None:
+    assert group_advantages([1.0, 0.0, 0.0, 0.0], eps=0.0).tolist() == [1.5, -0.5, -0.5, -0.5]

@@ -114,15 +114,18 @@ def test_an_empty_folder_and_one_that_is_not_there_are_free(tmp_path: Path) -> N
     folder.release()
 
 
-def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path) -> None:
-    """And one that wrote something leaves it."""
-    empty, used = RunFolder(tmp_path / "empty"), RunFolder(tmp_path / "used")
-    used.write_config({"seed": 1})
-    for folder in (empty, used):
+def test_a_run_that_never_took_a_step_leaves_no_folder(tmp_path: Path) -> None:
+    """So that the same command can be given again; a checkpoint is kept, and files that are not the run's are."""
+    stopped, saved, foreign = (RunFolder(tmp_path / name) for name in ("stopped", "saved", "foreign"))
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    saved.write_checkpoint(0, lambda path: None)
+    for folder in (stopped, saved, foreign):
+        folder.write_config({"seed": 1})
         folder.release()
-        folder.discard_if_empty()
-    assert not (tmp_path / "empty").exists()
-    assert json.loads((tmp_path / "used" / "config.json").read_text()) == {"seed": 1}
+        folder.discard_if_unused()
+    assert not (tmp_path / "stopped").exists()
+    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == {"seed": 1}
+    assert (tmp_path / "foreign" / "notes.txt").read_text() == "mine"
 
 
 def test_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def read_config(path: str) -> dict[str, object]:
     a table `objective` instead. `none` stands for "not given" where a flag takes it.
 
     Args:
-        path: a `.toml`, `.yaml` or `.yml` file.
+        path: a `.toml`, `.yaml` or `.yml` file, or a `.json` one, such as a run's config.json (JSON is read as YAML).
 
     Returns:
         Field name of `TrainArgs` or `Objective` -> a value of the field's type. Ranges are not checked here.
@@ -70,8 +70,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 def _parse(path: str) -> Mapping[object, object]:
     file = Path(path)
     kind = file.suffix.lower()
-    if kind not in (".toml", ".yaml", ".yml"):
-        raise UsageError(f"{path}: a configuration file ends in .toml, .yaml or .yml.")
+    if kind not in (".toml", ".yaml", ".yml", ".json"):
+        raise UsageError(f"{path}: a configuration file ends in .toml, .yaml, .yml or .json.")
     try:
         text = file.read_text(encoding="utf-8-sig")  # editors on Windows put a byte order mark first
         content: object = tomllib.loads(text) if kind == ".toml" else yaml.load(text, Loader=_StrictLoader)

@@ -1,7 +1,6 @@
 """`upweight train`: flags, a preset and a file become a `TrainArgs`. Imports no torch before it trains."""
 
 import contextlib
-import dataclasses
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from upweight.cli.config import FLAG_TYPES, OBJECTIVE_FLAGS, did_you_mean, read_config
-from upweight.objective.errors import UsageError, nearest
-from upweight.objective.presets import PRESETS, preset
+from upweight.cli.config import FLAG_TYPES, did_you_mean, read_config
+from upweight.objective.errors import UsageError, bad_parameter, nearest
+from upweight.objective.fields import must_be
+from upweight.objective.presets import PRESETS
 from upweight.train.args import TrainArgs
 from upweight.train.check import check_args
 
@@ -24,6 +24,25 @@ examples:
   upweight train --preset dr-grpo --max_steps 50
   upweight train --model smollm2-135m --clip_high 0.28 --filter_groups true --kl_coef 0
   upweight train --config run.toml --seed 1 --dry-run"""
+
+
+ELSEWHERE = {
+    "resume": "A run cannot be resumed yet; --model RUN/checkpoint-N starts a new one from its weights.",
+    "lr": "It is --learning_rate.",
+    "beta": "The weight of the KL is --kl_coef.",
+    "num_generations": "Answers per prompt are --group_size.",
+    "per_device_train_batch_size": "Batches are --prompts_per_step x --group_size; --micro_batch_tokens bounds memory.",
+    "gradient_accumulation_steps": "Passes are cut by --micro_batch_tokens; updates per step are --minibatches.",
+    "max_completion_length": "The budget of an answer is --max_new_tokens.",
+    "num_iterations": "Passes over a batch are --epochs_per_batch.",
+    "epsilon": "The clip's bounds are --clip and --clip_high.",
+    "epsilon_high": "The clip's upper bound is --clip_high.",
+    "delta": "It is --dual_clip.",
+    "loss_type": "A loss is a --preset; how it is averaged is --loss_agg.",
+    "scale_rewards": "It is --adv_norm.",
+    "importance_sampling_level": "It is --ratio_level.",
+}
+"""Names that other trainers give to a flag, or that it will have, and what to say to somebody who types them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,15 +119,12 @@ def resolve(argv: Sequence[str]) -> tuple[TrainArgs, bool]:
 def _defaults(name: str, values: Mapping[str, object], max_new_tokens: int | None) -> TrainArgs:
     """What holds where no flag is given: the preset's row with the file's values on top."""
     if name not in PRESETS:
-        raise UsageError(f"'{name}' is not a preset. {did_you_mean(name, tuple(PRESETS))}")
-    objective = {key: value for key, value in values.items() if key in OBJECTIVE_FLAGS}
-    rest = {key: value for key, value in values.items() if key not in OBJECTIVE_FLAGS and key != "preset"}
-    base = dataclasses.replace(preset(name, max_new_tokens=max_new_tokens), **objective)  # type: ignore[arg-type]
-    return TrainArgs(objective=base, preset=name, **rest)  # type: ignore[arg-type]
+        raise UsageError(f"'{name}' is not a preset. {did_you_mean(name.lower(), tuple(PRESETS))}")
+    return TrainArgs.from_flags(**{**values, "preset": name, "max_new_tokens": max_new_tokens})
 
 
 def _parse(argv: Sequence[str], defaults: TrainArgs) -> TrainCall:
-    _refuse_unknown(argv)
+    _refuse(argv)
     printed = io.StringIO()
     try:
         with _words(), contextlib.redirect_stderr(printed):
@@ -119,14 +135,44 @@ def _parse(argv: Sequence[str], defaults: TrainArgs) -> TrainCall:
         raise UsageError(_sentence(printed.getvalue())) from None
 
 
-def _refuse_unknown(argv: Sequence[str]) -> None:
-    known = (*FLAG_TYPES, "config", "dry_run", "help")
-    for word in argv:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name not in known:
-            near = nearest(name, known)
-            hint = f"Did you mean '--{near}'?" if near else "`upweight train --help` lists them."
-            raise UsageError(f"'{word.partition('=')[0]}' is not a flag of upweight train. {hint}")
+def _refuse(argv: Sequence[str]) -> None:
+    """Raise for the first flag that does not exist, or whose value does not fit, before tyro says so at length."""
+    for word, following in itertools.zip_longest(argv, argv[1:]):
+        flag, equals, text = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or name in ("config", "dry_run", "help"):
+            continue
+        if name not in FLAG_TYPES:
+            raise UsageError(f"'{flag}' is not a flag of upweight train. {_meant(name)}")
+        value = text if equals else following
+        if value is None or value.startswith("--"):
+            must = must_be(FLAG_TYPES[name], object())
+            raise UsageError(f"'{flag}' needs a value: {must}.")
+        if must := must_be(FLAG_TYPES[name], _read_word(value, FLAG_TYPES[name])):
+            raise bad_parameter(flag, "upweight train", must, value)
+
+
+def _meant(name: str) -> str:
+    """What a flag that does not exist was probably meant to be."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    near = nearest(name, FLAG_TYPES)
+    return f"Did you mean '--{near}'?" if near else "`upweight train --help` lists them."
+
+
+def _read_word(text: str, hint: object) -> object:
+    """A word of the command line as the Python value it stands for."""
+    if must_be(hint, text) is None:
+        return text
+    words: dict[str, object] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _sentence(box: str) -> str:

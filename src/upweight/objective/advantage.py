@@ -1,5 +1,7 @@
 """Advantages: how much better an answer did than what was expected of it."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Num, Shaped
 from torch import Tensor
@@ -10,7 +12,7 @@ from upweight.objective.segments import GroupIds, as_group_ids, segment_index
 
 
 def group_advantages(
-    rewards: Num[Tensor, " B"],
+    rewards: Num[Tensor, " B"] | Sequence[float],
     group_ids: GroupIds = None,
     *,
     group_size: int | None = None,
@@ -28,8 +30,8 @@ def group_advantages(
     `scale="batch"` divides by the std of all scored rewards of the call.
 
     Args:
-        rewards: [B] rewards; NaN = the answer could not be scored. It takes no part in its group's statistics
-            and gets advantage 0. Infinite rewards are refused.
+        rewards: [B] rewards, a tensor or a sequence of numbers; NaN = the answer could not be scored. It takes no
+            part in its group's statistics and gets advantage 0. Infinite rewards are refused.
         group_ids: [B] integers; answers with the same id form a group, in any order. Groups may be uneven.
         group_size: instead of ids: consecutive blocks of this many answers. With neither, all are one group.
         scale: "std", "none" or "batch".
@@ -52,6 +54,7 @@ def group_advantages(
     """
     _check_choices(scale, baseline)
     _check_std(ddof, eps)
+    rewards = torch.as_tensor(rewards)
     _check_rewards(rewards, "group_advantages")
     dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
     index, count = segment_index(_as_ids(rewards, group_ids, group_size, "group_advantages"))

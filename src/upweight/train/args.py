@@ -1,8 +1,9 @@
 """`TrainArgs`: the whole configuration of a run, flag by flag. Imports no torch."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
+from upweight.objective.errors import UsageError, nearest
 from upweight.objective.presets import preset
 from upweight.objective.spec import Objective
 
@@ -74,7 +75,8 @@ class TrainArgs:
     there are; skip the step where there is none."""
 
     learning_rate: float | None = None
-    """Peak of AdamW's learning rate; 3e-4 for tiny, 1e-5 for every other model where not given."""
+    """Peak of AdamW's learning rate; 3e-4 for a model below ten million parameters, 1e-5 for every
+    other where not given."""
 
     lr_warmup_steps: int = 10
     """Steps of linear warm-up from 0."""
@@ -89,8 +91,9 @@ class TrainArgs:
     """Gradients are scaled down to this norm; 0 = never."""
 
     sft_steps: int | None = None
-    """Supervised warm-up steps on worked arithmetic answers, 0 = none; 400 for tiny and none for every other model
-    where not given. tiny stops earlier, once its loss says that about a third is right. The result is cached."""
+    """Supervised warm-up steps on worked arithmetic answers, 0 = none; 400 for tiny on the arithmetic task and none
+    otherwise where not given. tiny stops earlier, once its loss says that about a third is right. The result
+    is cached."""
 
     save_every: int = 0
     """Write a checkpoint every so many steps; 0 = only at the end."""
@@ -113,6 +116,33 @@ class TrainArgs:
     handshake_tolerance: float | None = None
     """Largest mean |log-prob difference| between sampler and trainer before the first step (nats);
     1e-3 in float32, 5e-2 in bfloat16 where not given."""
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> "TrainArgs":
+        """A configuration from flat names, as on the command line: fields of the run and of the objective alike.
+
+        Args:
+            flags: field of `TrainArgs` or `Objective` -> value; `preset` gives what is not named, as `--preset` does.
+                The flat mapping of a run's config.json is one of these.
+
+        Raises:
+            UsageError: no such flag, or no such preset.
+
+        Example:
+            >>> args = TrainArgs.from_flags(preset="dapo", clip_high=0.3, max_steps=20)
+            >>> args.objective.clip_high, args.objective.filter_groups, args.max_steps
+            (0.3, True, 20)
+        """
+        of_objective = {field.name for field in fields(Objective)}
+        of_run = {field.name for field in fields(cls)} - {"objective"}
+        for name in flags:
+            if name not in of_objective | of_run:
+                near = nearest(name, sorted(of_objective | of_run))
+                hint = f" Did you mean '{near}'?" if near else ""
+                raise UsageError(f"'{name}' is not a flag of upweight train.{hint}")
+        args = cls(**{name: value for name, value in flags.items() if name in of_run})
+        chosen = {name: value for name, value in flags.items() if name in of_objective}
+        return replace(args, objective=replace(args.objective, **chosen))
 
     def __post_init__(self) -> None:
         if self.objective is not None:

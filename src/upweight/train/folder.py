@@ -102,8 +102,12 @@ class RunFolder:
         """Give the claim back; the folder stays."""
         (self.path / LOCK).unlink(missing_ok=True)
 
-    def discard_if_empty(self) -> None:
-        """Remove a folder in which a run never got to write anything."""
+    def discard_if_unused(self) -> None:
+        """Remove the folder of a run that ended before its first step and left no checkpoint."""
+        if (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoint-*")):
+            return
+        for name in ("config.json", "evaluations.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.path / "rollouts").rmdir()
             self.path.rmdir()

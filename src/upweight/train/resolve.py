@@ -22,15 +22,21 @@ HANDSHAKE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Nats, mean |log-prob difference| at equal weights: float32 measures 1e-6, bfloat16 about 1e-2."""
 
 
-def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
+SMALL = 10_000_000
+"""Parameters below which a model takes tiny's learning rate."""
+
+
+def resolve_args(args: TrainArgs, task: Task, device: str, parameters: int | None = None) -> TrainArgs:
     """The same configuration with every None that the run decides filled in.
 
     Args:
         args: as given.
         task: gives the generation budget and the reward.
         device: where the model is.
+        parameters: how many the model has; None where it is not loaded yet.
     """
     tiny = args.model == TINY
+    small = tiny if parameters is None else parameters < SMALL
     budget = task.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     objective = args.objective
     if objective.overlong_buffer is None:
@@ -39,9 +45,10 @@ def resolve_args(args: TrainArgs, task: Task, device: str) -> TrainArgs:
     return dataclasses.replace(
         args,
         objective=objective,
+        task=args.task if args.data is None else task.name,
         max_new_tokens=budget,
         reward=task.reward if args.reward is None else args.reward,
-        learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if tiny else LEARNING_RATE),
+        learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if small else LEARNING_RATE),
         sft_steps=_or(args.sft_steps, TINY_WARM_UP.steps if tiny and task.demonstrations(1, args.seed) else 0),
         output_dir=run_folder(args) if args.output_dir is None else args.output_dir,
         device=device,

@@ -9,7 +9,7 @@ from typing import Any
 
 from upweight.evaluate.accuracy import Accuracy, greedy_accuracy
 from upweight.objective.advantage import uninformative_share
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, bad_parameter
 from upweight.objective.rules import notes
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
@@ -97,6 +97,12 @@ class Trainer:
         processing_class: Any = None,
     ) -> None:
         args = TrainArgs() if args is None else args
+        if not isinstance(args, TrainArgs):
+            raise bad_parameter("args", "Trainer", "a TrainArgs", args, "The data set is train_dataset.")
+        if isinstance(train_dataset, str | Path):
+            raise bad_parameter(
+                "train_dataset", "Trainer", "rows", str(train_dataset), "A file is TrainArgs(data=...), or --data."
+            )
         self._loaded = None if model is None or isinstance(model, str) else model
         self._tokenizer = processing_class
         self._reward_funcs = reward_funcs
@@ -143,6 +149,8 @@ class Trainer:
         if (self._loaded is None and self.args.model == TINY) or self._data is not None:
             # The budget cannot change with a chat template any more, so what depends on it can be checked.
             check_args(resolve_args(self.args, task, self.args.device))
+        if self._loaded is None and self.args.model == TINY:
+            _check_templates(task, self.args)
         if self.args.sft_steps and not task.demonstrations(1, self.args.seed):
             raise UsageError(f"The task {task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
 
@@ -168,7 +176,8 @@ class Trainer:
         self.check()
         policy = self._policy()
         task = self._task(chat=policy.has_chat_template)
-        args = resolve_args(self.args, task, str(policy.device))
+        parameters = sum(p.numel() for p in policy.model.parameters())
+        args = resolve_args(self.args, task, str(policy.device), parameters)
         check_args(args)
         runner = self._runner(task, args.reward)
         _check_prompts(task, policy, args)
@@ -177,7 +186,7 @@ class Trainer:
             return _Run(args=args, task=task, policy=policy, runner=runner, folder=folder).go()
         finally:
             folder.release()
-            folder.discard_if_empty()
+            folder.discard_if_unused()
 
     def _task(self, *, chat: bool) -> Task:
         if self._data is None and self.args.data is not None:
@@ -200,6 +209,16 @@ class Trainer:
         if task.held_out:
             runner.check(task.held_out[0])
         return runner
+
+
+def _check_templates(task: Task, args: TrainArgs) -> None:
+    """tiny has no chat template: say so before it is made."""
+    for prompt in [draw.prompt for draw in task.stream(args.seed).take(task.size or 1)] + list(task.held_out):
+        if not isinstance(prompt.text, str):
+            raise UsageError(
+                f"The prompt of row {prompt.row} is a list of messages, and tiny has no chat template: give prompts as "
+                "strings, or choose an instruct model with --model."
+            )
 
 
 def _check_prompts(task: Task, policy: Policy, args: TrainArgs) -> None:
@@ -316,6 +335,7 @@ class _Run:
         if self.args.model != TINY:
             rate = known(self.args.learning_rate)
             plan = WarmUp(steps=steps, batch_size=WARM_UP_BATCH_SIZE, learning_rate=rate, seed=seed)
+        self.console.say(f"warm-up: up to {steps} supervised steps on worked answers, unless they are in the cache")
         report = warm_up_cached(self.policy, worked_examples(self.task, self.policy, seed), plan)
         where = "from the cache" if report.from_cache else f"{report.steps} steps in {report.seconds:.0f} s"
         self.console.say(f"warm-up on worked answers: {where}, loss {report.loss:.2f} nats per token")
@@ -363,6 +383,13 @@ class _Run:
             )
         if report.step != 1 or report.informative >= 0.5 or report.reward is None:
             return
+        if report.informative == 0.0:
+            self.console.say(
+                f"note: no group carries a signal: the answers to each prompt earned the same, {report.reward:.2f} on "
+                f"average. {self.folder.path / 'rollouts'} shows what was answered and why it was judged so. An easier "
+                "task, a warm-up, an example in the prompt or a larger --group_size gives rewards that differ"
+            )
+            return
         expected = ""
         if 0.0 <= report.reward <= 1.0:
             share = uninformative_share(report.reward, self.args.group_size)
@@ -390,9 +417,10 @@ def announce(args: TrainArgs, task: Task) -> None:
     updates = args.minibatches * args.epochs_per_batch
     rows = "endless" if task.size is None else f"{task.size} rows"
     console.say("configuration: " + " ".join(f"{name}={_spelled(value)}" for name, value in flat_config(args).items()))
+    evaluated, answers = min(len(task.held_out), args.eval_prompts), args.prompts_per_step * args.group_size
     console.say(
-        f"task {task.name} ({rows}, {len(task.held_out)} held out); {args.prompts_per_step} prompts x "
-        f"{args.group_size} answers = {args.prompts_per_step * args.group_size} answers and {updates} updates a step"
+        f"task {task.name} ({rows}, {len(task.held_out)} held out, {evaluated} of them in an evaluation); "
+        f"{args.prompts_per_step} prompts x {args.group_size} answers = {answers} answers and {updates} updates a step"
     )
     for note in notes(args.objective, updates_per_step=updates, group_size=args.group_size, preset=args.preset):
         console.say(f"note: {note}")
