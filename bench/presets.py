@@ -18,6 +18,9 @@ from upweight import TrainArgs, Trainer
 
 PRESETS = ("grpo", "grpo-paper", "dr-grpo", "dapo", "gspo", "cispo")
 
+LEARNING_RATE = 3e-4
+"""Below tiny's default: there are several updates a step."""
+
 LAST = 10
 """The tail of a run that its reward, entropy and clipped share are averaged over, in steps."""
 
@@ -29,6 +32,7 @@ def one_run(preset: str, seed: int, options: argparse.Namespace, folder: Path) -
         seed=seed,
         max_steps=options.steps,
         minibatches=options.minibatches,
+        learning_rate=LEARNING_RATE,
         output_dir=str(folder / f"{preset}-{seed}"),
         rollouts_every=0,
         eval_prompts=512,

@@ -39,7 +39,7 @@ def test_what_a_run_wrote_down_gives_the_same_run(tmp_path: Path) -> None:
     assert resolve(["--config", str(file)]) == (args, False)
 
 
-@pytest.mark.parametrize(("parameters", "rate"), [(None, 3e-4), (1_000_000, 3e-4), (135_000_000, 1e-5)])
+@pytest.mark.parametrize(("parameters", "rate"), [(None, 5e-4), (1_000_000, 5e-4), (135_000_000, 1e-5)])
 def test_the_learning_rate_follows_the_size_of_the_model(parameters: int | None, rate: float) -> None:
     """A checkpoint of tiny goes on at tiny's rate, whatever its name."""
     args = TrainArgs(model="tiny" if parameters is None else "runs/x/checkpoint-9")

@@ -75,11 +75,11 @@ class TrainArgs:
     there are; skip the step where there is none."""
 
     learning_rate: float | None = None
-    """Peak of AdamW's learning rate; 3e-4 for a model below ten million parameters, 1e-5 for every
+    """Peak of AdamW's learning rate; 5e-4 for a model below ten million parameters, 1e-5 for every
     other where not given."""
 
-    lr_warmup_steps: int = 10
-    """Steps of linear warm-up from 0."""
+    lr_warmup_steps: int | None = None
+    """Steps of linear warm-up from 0; a tenth of max_steps where not given."""
 
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """After the warm-up: constant, or down towards 0, which would be the step after max_steps."""

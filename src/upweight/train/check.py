@@ -42,7 +42,7 @@ _AT_LEAST_ZERO = {
 
 _ABOVE_ZERO = {
     "temperature": ("", "0 would always sample the same answer, so no group could differ; 1 samples as the model says"),
-    "learning_rate": ("", "3e-4 suits tiny, 1e-5 other models"),
+    "learning_rate": ("", "5e-4 suits tiny, 1e-5 other models"),
     "handshake_tolerance": ("nats", ""),
 }
 

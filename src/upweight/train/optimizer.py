@@ -69,7 +69,7 @@ def learning_rate(step: int, args: TrainArgs) -> float:
         >>> [round(learning_rate(step, args), 3) for step in (1, 4, 7, 10)]
         [0.25, 1.0, 0.571, 0.143]
     """
-    peak, top = known(args.learning_rate), max(1, args.lr_warmup_steps)
+    peak, top = known(args.learning_rate), max(1, known(args.lr_warmup_steps))
     if step < top:
         return peak * step / top
     if args.lr_schedule == "constant":

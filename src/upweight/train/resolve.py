@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 TINY = "tiny"
 
-TINY_LEARNING_RATE = 3e-4
+TINY_LEARNING_RATE = 5e-4
 LEARNING_RATE = 1e-5
 
 HANDSHAKE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -49,6 +49,7 @@ def resolve_args(args: TrainArgs, task: Task, device: str, parameters: int | Non
         max_new_tokens=budget,
         reward=task.reward if args.reward is None else args.reward,
         learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if small else LEARNING_RATE),
+        lr_warmup_steps=_or(args.lr_warmup_steps, args.max_steps // 10),
         sft_steps=_or(args.sft_steps, TINY_WARM_UP.steps if tiny and task.demonstrations(1, args.seed) else 0),
         output_dir=run_folder(args) if args.output_dir is None else args.output_dir,
         device=device,
