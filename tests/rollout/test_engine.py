@@ -48,7 +48,8 @@ def test_sampler_and_scorer_speak_of_the_same_distribution(lively: Policy, choic
         prompts, [answer.token_ids for answer in answers], temperature=sampling.temperature, kept=kept
     )
     sampled = torch.tensor([logprob for answer in answers for logprob in answer.logprobs])
-    torch.testing.assert_close(scores.logprobs.detach(), sampled, atol=1e-5, rtol=0)
+    # Relative as well: this policy's logits are large, and at temperature 0.5 so is their rounding.
+    torch.testing.assert_close(scores.logprobs.detach(), sampled, atol=1e-5, rtol=1e-5)
     assert len({answer.token_ids for answer in answers}) > 10
     if "top_k" in choices or "top_p" in choices:
         plain = lively.score(prompts, [a.token_ids for a in answers], temperature=sampling.temperature)
