@@ -166,23 +166,38 @@ def grpo_loss(
     seq_id = _seq_id(kept)
     flat_logprobs, old, sampler = logprobs[kept], _pick(old_logprobs, kept), _pick(sampler_logprobs, kept)
     if weights is None:
-        keep = None
-        if masked_tokens == "valid":
-            keep = ~rejected_tokens(objective, flat_logprobs.detach() if old is None else old, sampler, seq_id)
+        known_old = flat_logprobs.detach() if old is None else old
         group_id = _group_id(group_ids, kept, seq_id, "grpo_loss")
-        weights_of_kept = flat_token_weights(seq_id, loss_agg, max_length=max_length, group_id=group_id, keep=keep)
+        flat_weights = _flat_weights(objective, known_old, sampler, seq_id, group_id, max_length)
+    else:
+        flat_weights = weights[kept]
     terms = policy_loss(
         objective,
         logprobs=flat_logprobs,
         old_logprobs=old,
         advantages=advantages[seq_id] if advantages.ndim == 1 else advantages[kept],
-        weights=weights_of_kept if weights is None else weights[kept],
+        weights=flat_weights,
         seq_id=seq_id,
         ref_logprobs=_pick(ref_logprobs, kept),
         sampler_logprobs=sampler,
         per_token_advantages=advantages.ndim == 2,
     )
     return terms.loss, _finish_metrics(terms.metrics, terms.ratio)
+
+
+def _flat_weights(
+    objective: Objective,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor | None,
+    seq_id: Tensor,
+    group_id: Tensor | None,
+    max_length: int | None,
+) -> Tensor:
+    """[N] weights, over the tokens that a correction leaves where masked_tokens is "valid"."""
+    keep = None
+    if objective.masked_tokens == "valid":
+        keep = ~rejected_tokens(objective, old_logprobs, sampler_logprobs, seq_id)
+    return flat_token_weights(seq_id, objective.loss_agg, max_length=max_length, group_id=group_id, keep=keep)
 
 
 def _finish_metrics(sums: Sums, ratio: Tensor) -> dict[str, float]:
