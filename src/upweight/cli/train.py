@@ -53,7 +53,7 @@ class TrainCall:
     """The run's configuration."""
 
     config: str | None = None
-    """A TOML or YAML file of flags (`clip_high = 0.28`); flags given here win over it."""
+    """A TOML, YAML or JSON file of flags (`clip_high = 0.28`, a run's config.json); flags given here win over it."""
 
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Check everything that can be checked before a model is loaded, and stop there."""

@@ -31,10 +31,11 @@ class GroupSource(Protocol):
 
 
 class SamplingSource:
-    """Samples from an engine as the step asks; with a budget above 1, dynamic sampling (DAPO, section 3.2).
+    """Samples from an engine as the step asks: once, or with `only_informative` on and on (DAPO, section 3.2).
 
-    Each round draws exactly as many prompts as groups are missing, so no informative group is ever thrown away. When
-    the budget is used up, the step gets the informative groups there are, possibly none.
+    Dynamic sampling has a budget of rounds. Each round draws exactly as many prompts as groups are missing, so no
+    informative group is ever thrown away. When the budget is used up, the step gets the informative groups there are,
+    possibly none.
     """
 
     def __init__(

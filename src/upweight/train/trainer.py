@@ -324,7 +324,7 @@ class _Run:
             group_size=self.args.group_size,
             context_length=self.policy.context_length,
             only_informative=objective.resample,
-            budget=self.args.resample_budget if objective.resample else 1,
+            budget=self.args.resample_budget,
         )
 
     def _warm_up(self) -> None:
