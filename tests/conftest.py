@@ -1,6 +1,7 @@
 """What holds in every test: shapes are checked, threads are few, and nothing is written to the home folder."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.envi
 # Every call into the maths is checked against its annotated shapes and types. A whole number counts as a float, as it
 # does for type checkers. The hook pastes this text in front of a call, hence the expression.
 install_import_hook("upweight.objective", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_arrive() -> None:
+    """A shell's background job starts with SIGINT ignored, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
