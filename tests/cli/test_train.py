@@ -69,7 +69,7 @@ def test_a_flag_that_repeats_the_default_still_wins_over_the_preset() -> None:
 
 
 def test_the_overlong_buffer_of_dapo_follows_the_budget() -> None:
-    assert args_of("--preset dapo --max_new_tokens 64").objective.overlong_buffer == 16
+    assert args_of("--preset dapo --max_new_tokens 64").objective.overlong_buffer == 12
     assert args_of("--preset dapo --max_new_tokens 64 --overlong_buffer 4").objective.overlong_buffer == 4
     assert not args_of("--preset dapo").objective.overlong_buffer
 
@@ -212,5 +212,5 @@ def test_an_unknown_preset_in_a_file_is_a_wrong_call(tmp_path: Path) -> None:
 def test_the_budget_of_a_file_sizes_the_buffer_of_dapo(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "dapo"\nmax_new_tokens = 400\n')
-    assert args_of(f"--config {file}").objective.overlong_buffer == 100
-    assert args_of(f"--config {file} --max_new_tokens 40").objective.overlong_buffer == 10
+    assert args_of(f"--config {file}").objective.overlong_buffer == 80
+    assert args_of(f"--config {file} --max_new_tokens 40").objective.overlong_buffer == 8

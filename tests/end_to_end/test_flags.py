@@ -72,7 +72,7 @@ def test_presets_run(train: Train, name: str) -> None:
     outcome = train("--preset", name)
     is_sound(outcome)
     assert {key: outcome.config[key] for key in PRESETS[name]} == PRESETS[name]
-    assert outcome.config["overlong_buffer"] == (outcome.config["max_new_tokens"] // 4 if name == "dapo" else 0)
+    assert outcome.config["overlong_buffer"] == (outcome.config["max_new_tokens"] // 5 if name == "dapo" else 0)
     assert all((row["kl"] is None) == (outcome.config["kl_coef"] == 0) for row in outcome.metrics)
 
 

@@ -48,6 +48,6 @@ def test_the_filter_drops_an_all_wrong_group_whose_shaped_rewards_differ() -> No
     assert group_advantages(shaped, scale="none").tolist() == [0.5, -0.5]
 
 
-@pytest.mark.parametrize(("budget", "buffer"), [(16384, 4096), (64, 16)])
-def test_dapo_takes_a_quarter_of_the_budget_as_its_buffer(budget: int, buffer: int) -> None:
+@pytest.mark.parametrize(("budget", "buffer"), [(20480, 4096), (64, 12)])
+def test_dapo_takes_a_fifth_of_the_budget_as_its_buffer(budget: int, buffer: int) -> None:
     assert preset("dapo", max_new_tokens=budget).overlong_buffer == buffer

@@ -20,7 +20,7 @@ def test_the_objective_is_the_row_of_the_preset(name: str) -> None:
 
 def test_a_flag_overrides_its_preset_and_leaves_the_rest() -> None:
     objective = TrainArgs.from_flags(preset="dapo", clip_high=0.3, max_new_tokens=40).objective
-    assert (objective.clip_high, objective.kl_coef, objective.overlong_buffer) == (0.3, 0.0, 10)
+    assert (objective.clip_high, objective.kl_coef, objective.overlong_buffer) == (0.3, 0.0, 8)
 
 
 def test_an_unknown_flag_is_named_with_the_nearest() -> None:

@@ -24,11 +24,12 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 """Name -> the fields in which it differs from the defaults.
 
 `dapo` also stands for an overlong penalty; its buffer depends on the generation budget, so
-`preset` takes it from there: a quarter of the budget, as DAPO's 4,096 of 16,384.
+`preset` takes it from there: a fifth of the budget, as DAPO's 4,096 of 20,480.
 """
 
-DAPO_BUFFER_SHARE = 4
-"""The overlong buffer of `dapo` is the generation budget divided by this (DAPO: 4,096 of 16,384 tokens)."""
+DAPO_BUFFER_SHARE = 5
+"""The overlong buffer of `dapo` is the generation budget divided by this (DAPO, section 4.1: 4,096 tokens after the
+16,384 that are free of it, 20,480 in all)."""
 
 
 def preset(name: str, *, max_new_tokens: int | None = None) -> Objective:

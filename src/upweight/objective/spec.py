@@ -91,7 +91,7 @@ class Objective:
 
     overlong_buffer: int | None = None
     """Tokens before the budget over which a penalty grows from 0 to -1; 0 = off. Off where not given, except that
-    the preset dapo takes a quarter of the budget (the paper's 4,096 of 16,384)."""
+    the preset dapo takes a fifth of the budget (the paper's 4,096 of 20,480)."""
 
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
     """Where pi_old comes from: the trainer's own forward pass, or the sampler's log-probabilities."""
