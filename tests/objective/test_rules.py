@@ -7,7 +7,8 @@ import pytest
 
 from upweight.objective.fields import must_be
 from upweight.objective.presets import PRESETS, preset
-from upweight.objective.rules import contradictions, notes
+from upweight.objective.remarks import notes
+from upweight.objective.rules import contradictions
 from upweight.objective.spec import Objective
 
 

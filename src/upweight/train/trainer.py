@@ -10,7 +10,7 @@ from typing import Any
 from upweight.evaluate.accuracy import Accuracy, greedy_accuracy
 from upweight.objective.advantage import uninformative_share
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.objective.rules import notes
+from upweight.objective.remarks import notes
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
 from upweight.policy.warmup import TINY_WARM_UP, WarmUp, warm_up_cached

@@ -1,0 +1,211 @@
+"""What the papers print, choice by choice, and where an objective leaves its own. Imports no torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from upweight.objective.spec import Objective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paper:
+    """The paper a preset is named after."""
+
+    title: str
+    """As it is cited."""
+
+    arxiv: str
+    """Its number on arXiv."""
+
+    where: str
+    """Equations and sections that hold the objective."""
+
+    choices: Mapping[str, object]
+    """Fields of `Objective` whose value the paper prints. `overlong_buffer` is 0 for none, None for some."""
+
+    leaves_open: tuple[str, ...] = ()
+    """What it does not print, or does otherwise in a way that no field expresses; a sentence each."""
+
+
+_GROUP_RELATIVE: Mapping[str, object] = {
+    "adv_norm": "std",
+    "baseline": "mean",
+    "surrogate": "clip",
+    "dual_clip": None,
+    "ratio_level": "token",
+    "correction": "none",
+    "filter_groups": False,
+    "resample": False,
+    "truncated": "keep",
+    "overlong_buffer": 0,
+    "old_logprobs": "recompute",
+}
+_STD = (
+    "The paper prints neither the std's degrees of freedom nor an eps: here ddof=1, and eps=1e-6 is added to the std."
+)
+
+_GRPO = Paper(
+    title="Shao et al. 2024, DeepSeekMath",
+    arxiv="2402.03300",
+    where="equations 3 and 4, section 4.1.2",
+    choices={
+        **_GROUP_RELATIVE,
+        "loss_agg": "seq-mean-token-mean",
+        "clip_high": None,
+        "kl_coef": 0.04,
+        "kl_estimator": "k3",
+        "kl_grad": "naive",
+        "kl_place": "loss",
+    },
+    leaves_open=(
+        _STD,
+        "The paper does not print clip's value: 0.2 is PPO's.",
+        "The paper's algorithm 1 moves the reference to the current policy between its iterations. Here it stays the "
+        "policy that the run started from.",
+    ),
+)
+
+PAPERS: Mapping[str, Paper] = {
+    "grpo": _GRPO,
+    "grpo-paper": _GRPO,
+    "dr-grpo": Paper(
+        title="Liu et al. 2025, Understanding R1-Zero-Like Training (Dr. GRPO)",
+        arxiv="2503.20783",
+        where="section 3.2",
+        choices={
+            **_GROUP_RELATIVE,
+            "adv_norm": "none",
+            "loss_agg": "seq-mean-token-sum-norm",
+            "clip_high": None,
+            "kl_coef": 0.0,
+        },
+        leaves_open=(
+            "The paper's formula has no constant under the sum over tokens; its listing divides by the generation "
+            "budget, as here. The two differ by a factor on the loss, which max_grad_norm sees and AdamW's step "
+            "hardly does.",
+        ),
+    ),
+    "dapo": Paper(
+        title="Yu et al. 2025, DAPO",
+        arxiv="2503.14476",
+        where="equations 8 to 13",
+        choices={
+            **_GROUP_RELATIVE,
+            "loss_agg": "group-mean-token-mean",
+            "clip": 0.2,
+            "clip_high": 0.28,
+            "kl_coef": 0.0,
+            "filter_groups": True,
+            "resample": True,
+            "overlong_buffer": None,
+        },
+        leaves_open=(
+            _STD,
+            "The paper's rewards are 1 and -1. With rewards of 1 and 0 the advantages are the same, and the overlong "
+            "penalty of up to -1 weighs twice as much against them.",
+            "The paper keeps a group by its number of right answers. Here any spread of the task reward keeps it, "
+            "which is the same for two values.",
+        ),
+    ),
+    "gspo": Paper(
+        title="Zheng et al. 2025, Group Sequence Policy Optimization",
+        arxiv="2507.18071",
+        where="equations 5 to 7, section 5.1",
+        choices={
+            **_GROUP_RELATIVE,
+            "ratio_level": "sequence",
+            "loss_agg": "seq-mean-token-mean",
+            "clip": 0.0003,
+            "clip_high": 0.0004,
+            "kl_coef": 0.0,
+        },
+        leaves_open=(
+            _STD,
+            "The paper splits each batch into four minibatches: --minibatches 4. Its bounds were made for long "
+            "answers.",
+        ),
+    ),
+    "cispo": Paper(
+        title="MiniMax 2025, MiniMax-M1 (CISPO)",
+        arxiv="2506.13585",
+        where="equations 4 and 5",
+        choices={
+            **_GROUP_RELATIVE,
+            "surrogate": "cispo",
+            "loss_agg": "group-mean-token-mean",
+            "clip": 1.0,
+            "kl_coef": 0.0,
+            "filter_groups": True,
+            "resample": True,
+            "overlong_buffer": None,
+        },
+        leaves_open=(
+            _STD,
+            "The paper sets no lower bound in effect, which clip=1 is, and does not print the upper one: clip_high=4 "
+            "is a choice made here.",
+        ),
+    ),
+    "ppo": Paper(
+        title="Schulman et al. 2017, Proximal Policy Optimization",
+        arxiv="1707.06347",
+        where="equations 7 and 11",
+        choices={
+            **_GROUP_RELATIVE,
+            "adv_norm": "none",
+            "baseline": "critic",
+            "loss_agg": "token-mean",
+            "clip": 0.2,
+            "clip_high": None,
+            "kl_coef": 0.0,
+        },
+    ),
+}
+"""Preset -> its paper."""
+
+_OF_THE_KL = ("kl_estimator", "kl_grad", "kl_place")
+
+
+def differences(objective: Objective, preset: str) -> list[str]:
+    """Where an objective is not what the paper prints that its preset is named after.
+
+    Args:
+        objective: the choices.
+        preset: a row of the preset table.
+
+    Returns:
+        One sentence for each choice that differs, then what the paper leaves open; empty for an unknown preset.
+
+    Example:
+        >>> print(differences(Objective(), "grpo")[0])
+        loss_agg is token-mean; the paper has seq-mean-token-mean.
+    """
+    paper = PAPERS.get(preset)
+    if paper is None:
+        return []
+    buffer = objective.overlong_buffer
+    punishes = preset == "dapo" if buffer is None else buffer > 0
+    return [*_other_choices(objective, paper, punishes), *paper.leaves_open]
+
+
+def _other_choices(objective: Objective, paper: Paper, punishes: bool) -> Iterator[str]:
+    for name, theirs in paper.choices.items():
+        ours = getattr(objective, name)
+        if name == "overlong_buffer":
+            if theirs is None and not punishes:
+                yield "overlong_buffer is off; the paper punishes answers that come near the budget."
+            elif theirs == 0 and punishes:
+                yield f"overlong_buffer is {ours}; the paper has no such penalty."
+        elif name == "clip_high":
+            if (objective.clip if ours is None else ours) != (objective.clip if theirs is None else theirs):
+                wanted = "the same bound on both sides" if theirs is None else f"{theirs:g}"
+                yield f"clip_high is {_shown(ours)}; the paper has {wanted}."
+        elif name in _OF_THE_KL and objective.kl_coef == 0:
+            continue
+        elif ours != theirs:
+            yield f"{name} is {_shown(ours)}; the paper has {_shown(theirs)}."
+
+
+def _shown(value: object) -> str:
+    """As the flag takes it."""
+    if value is None:
+        return "off"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
