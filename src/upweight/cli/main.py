@@ -34,6 +34,7 @@ VERBS: Mapping[str, Verb] = {
     "train": Verb(
         module="upweight.cli.train", summary="train a language model by reinforcement learning on checked answers"
     ),
+    "lab": Verb(module="upweight.cli.lab", summary="run the experiments of the laboratory, and change them"),
 }
 """Every verb, in the order of `upweight --help`."""
 

@@ -1,0 +1,1 @@
+"""The laboratory: small numerical experiments, with the functions that the trainer uses."""
