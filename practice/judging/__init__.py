@@ -1,0 +1,1 @@
+"""What judge.py is made of: cases, values that travel between processes, their comparison, and the words."""
