@@ -1,0 +1,502 @@
+"""The gradient of real parameters does not depend on how a step is cut, spread, padded, packed, ordered or chunked.
+
+Every step is drawn: uneven groups in any number, empty answers, unscored ones, interior tokens that are not the
+policy's own, ratios on both sides of their bounds, sampler log-probs with gaps, each correction. The model computes in
+float64 throughout, and gradients agree to 1e-9 of their norm. What goes through the trainer's own functions is scored
+in float32 (and its advantages are rounded to it), so there they agree to `FLOAT32` of their norm.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, currently_in_test_context, given, settings
+from hypothesis import strategies as st
+from tests.spec.models import (
+    BUDGET,
+    Pass,
+    Step,
+    cut_gradient,
+    decoder,
+    everything,
+    flat_loss,
+    gradient,
+    ledger_of,
+    logits_of,
+    logprob_table,
+    packed_gradient,
+    padded,
+    settle,
+    whole_gradient,
+)
+from tests.spec.ranks import Done, Job, Ranks, ranks
+from tests.spec.trained import batch_of, recut, trainer_gradient, update_of
+from torch import Tensor
+
+from upweight.objective.presets import PRESETS, preset
+from upweight.objective.spec import Objective
+from upweight.policy import logprob
+from upweight.policy.logprob import kept_mask, token_logprobs
+
+EXACT = 1e-9
+"""Relative to the gradient's norm, where everything is float64."""
+
+FLOAT32 = 2e-5
+"""Relative to the gradient's norm, where log-probs, weights and advantages are float32: some hundred roundings of
+6e-8 of terms that partly cancel."""
+
+FLOOR = 1e-3
+"""Below this norm a gradient says nothing about what was left out of it, or about rounding."""
+
+CORRECTIONS = (
+    ("none", "token", "keep"),
+    ("is", "geometric", "keep"),
+    ("tis", "token", "keep"),
+    ("tis", "sequence", "keep"),
+    ("mis", "token", "keep"),
+    ("mis", "token", "valid"),
+    ("mis", "sequence", "valid"),
+)
+
+SPREAD = {"gspo": 6e-4, "cispo": 1.5}
+"""How far old log-probs lie from the policy's: about as far as the preset's bounds; 0.3 for the others."""
+
+VOCABULARY = 258
+
+every_preset = pytest.mark.parametrize("name", PRESETS)
+
+
+def examples(count: int) -> Any:
+    """The same examples in every run, and as many as a minute allows."""
+    return settings(
+        max_examples=count, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """What hypothesis decides about a step; noise and ids follow from the seed."""
+
+    groups: tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+    """A group each: length of its prompt, and length and reward of its answers."""
+
+    correction: tuple[str, str, str]
+    holes: bool
+    first_update: bool
+    """Old log-probs are not given: they are the policy's own, and every ratio is 1."""
+
+    lam: float
+    seed: int
+
+
+@st.composite
+def sketches(draw: Callable[..., Any], shortest: int = 0) -> Sketch:
+    """Steps with at least one group that has a right and a wrong answer, so that something can be learnt."""
+    answer = st.tuples(st.integers(shortest, BUDGET), st.sampled_from((0.0, 1.0, 0.5, math.nan)))
+    group = st.tuples(st.integers(1, 4), st.lists(answer, min_size=1, max_size=3).map(tuple))
+    groups = draw(st.lists(group, min_size=0, max_size=3))
+    known = ((draw(st.integers(1, BUDGET)), 1.0), (draw(st.integers(1, BUDGET)), 0.0), draw(answer))
+    groups.insert(draw(st.integers(0, len(groups))), (draw(st.integers(1, 4)), known))
+    correction = draw(st.sampled_from(CORRECTIONS))
+    return Sketch(
+        groups=tuple(groups),
+        correction=correction,
+        holes=draw(st.booleans()),
+        first_update=draw(st.integers(0, 3)) == 0 and correction[2] == "keep",
+        lam=draw(st.sampled_from((1.0, 0.9))),
+        seed=draw(st.integers(0, 999)),
+    )
+
+
+def objective_of(name: str, sketch: Sketch) -> Objective:
+    kind, level, masked = sketch.correction
+    return dataclasses.replace(
+        preset(name, max_new_tokens=BUDGET),
+        correction=kind,
+        correction_level=level,
+        correction_cap=1.1,
+        masked_tokens=masked,
+        gae_lambda=sketch.lam,
+    )
+
+
+def step_of(name: str, sketch: Sketch) -> Step:
+    """Ids at random; log-probs of the others at random distances from the policy's own."""
+    noise = torch.Generator().manual_seed(sketch.seed)
+
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, 256, (length,), generator=noise).tolist())
+
+    prompts, answers, groups, rewards = [], [], [], []
+    for g, (prompt_length, members) in enumerate(sketch.groups):
+        prompt = ids(prompt_length)
+        for length, reward in members:
+            prompts.append(prompt)
+            answers.append(ids(length))
+            groups.append(5 - 7 * g)
+            rewards.append(reward)
+    count = sum(map(len, answers))
+    empty = torch.zeros(count, dtype=torch.float64)
+    ours = torch.rand(count, generator=noise) > (0.25 if sketch.holes else -1.0)
+    step = Step(
+        prompts=tuple(prompts),
+        answers=tuple(answers),
+        group=torch.tensor(groups),
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        ours=ours,
+        old=empty,
+        ref=empty,
+        sampler=empty,
+        values=torch.rand(count, generator=noise, dtype=torch.float64),
+    )
+    layout = padded(step, everything(step))
+    with torch.no_grad():
+        own = logprob_table(decoder(), layout)[layout.row, layout.column]
+
+    def away(base: Tensor, size: float) -> Tensor:
+        return base + size * torch.randn(count, generator=noise, dtype=torch.float64)
+
+    old = own if sketch.first_update else away(own, SPREAD.get(name, 0.3))
+    sampler = away(old, 0.2)
+    sampler[torch.rand(count, generator=noise) < 0.15] = math.nan
+    return dataclasses.replace(step, old=None if sketch.first_update else old, ref=away(own, 0.4), sampler=sampler)
+
+
+def drawn(name: str, sketch: Sketch) -> tuple[Step, Objective]:
+    return step_of(name, sketch), objective_of(name, sketch)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Between two gradients, relative to the first, which is far from 0: a step that is drawn so is drawn again."""
+    norm = float(one.norm())
+    if currently_in_test_context():
+        assume(norm > FLOOR)
+    assert norm > FLOOR
+    return float((one - other).norm()) / norm
+
+
+def cut(step: Step, pass_of: Sequence[int], **how: Any) -> list[Pass]:
+    """Passes over the answers that share a number."""
+    count = len(step.answers)
+    numbers = [pass_of[b % len(pass_of)] for b in range(count)]
+    return [Pass(answers=tuple(b for b in range(count) if numbers[b] == p), **how) for p in sorted(set(numbers))]
+
+
+pass_numbers = st.lists(st.integers(0, 4), min_size=12, max_size=12)
+
+
+@every_preset
+@examples(10)
+@given(sketch=sketches(), pass_of=pass_numbers)
+def test_any_cut_into_passes_gives_the_gradient_of_the_whole_step(
+    name: str, sketch: Sketch, pass_of: list[int]
+) -> None:
+    step, objective = drawn(name, sketch)
+    whole = whole_gradient(decoder(), step, objective)
+    assert distance(whole, cut_gradient(decoder(), step, objective, cut(step, pass_of))) <= EXACT
+    one_by_one = [Pass(answers=(b,)) for b in range(len(step.answers))]
+    assert distance(whole, cut_gradient(decoder(), step, objective, one_by_one)) <= EXACT
+
+
+@every_preset
+@examples(10)
+@given(sketch=sketches(), extra=st.integers(0, 3), pad=st.integers(0, 257))
+def test_padding_on_the_left_the_right_between_or_nowhere_gives_one_gradient(
+    name: str, sketch: Sketch, extra: int, pad: int
+) -> None:
+    step, objective = drawn(name, sketch)
+    alone = cut_gradient(decoder(), step, objective, [Pass(answers=(b,)) for b in range(len(step.answers))])
+    for side in ("left", "right", "between"):
+        assert distance(alone, whole_gradient(decoder(), step, objective, side=side, extra=extra, pad=pad)) <= EXACT
+
+
+@every_preset
+@pytest.mark.parametrize(("kind", "attention"), [("llama", "sdpa"), ("gpt2", "eager")])
+@examples(8)
+@given(sketch=sketches())
+def test_answers_packed_into_one_row_give_the_gradient_of_the_padded_batch(
+    kind: str, attention: str, name: str, sketch: Sketch
+) -> None:
+    """Attention within each answer's own block, positions that begin again, and the flat core on one row."""
+    step, objective = drawn(name, sketch)
+    model = decoder(kind, attention)
+    assert distance(whole_gradient(model, step, objective), packed_gradient(model, step, objective)) <= EXACT
+
+
+@every_preset
+@examples(10)
+@given(sketch=sketches(), data=st.data())
+def test_answers_and_groups_in_any_order_give_one_gradient(name: str, sketch: Sketch, data: st.DataObject) -> None:
+    step, objective = drawn(name, sketch)
+    order = data.draw(st.permutations(range(len(step.answers))))
+    assert (
+        distance(whole_gradient(decoder(), step, objective), whole_gradient(decoder(), step.take(order), objective))
+        <= EXACT
+    )
+
+
+GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -1e30)
+
+
+@every_preset
+@examples(10)
+@given(
+    sketch=sketches(),
+    garbage=st.sampled_from(GARBAGE),
+    pad=st.integers(0, 257),
+    side=st.sampled_from(("left", "right", "between")),
+)
+def test_whatever_lies_outside_the_mask_changes_nothing(
+    name: str, sketch: Sketch, garbage: float, pad: int, side: str
+) -> None:
+    """Padding, prompts' slots, tool output, unscored and filtered answers: in every tensor that the loss is given."""
+    step, objective = drawn(name, sketch)
+    plain = whole_gradient(decoder(), step, objective, side=side, extra=2)
+    dirty = whole_gradient(
+        decoder(), scrambled(step, objective), objective, side=side, extra=2, pad=pad, garbage=garbage
+    )
+    assert distance(plain, dirty) <= EXACT
+
+
+def scrambled(step: Step, objective: Objective) -> Step:
+    """Other words in the answers that are not trained on, and in the prompts of groups of which none is."""
+    trained = settle(ledger_of(step, objective), objective).trained
+    used = [bool(trained[step.tokens_of([b])].any()) for b in range(len(step.answers))]
+    needed = {group for group, use in zip(step.group.tolist(), used, strict=True) if use}
+
+    def other(ids: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(255 - i for i in ids)
+
+    return dataclasses.replace(
+        step,
+        answers=tuple(a if use else other(a) for a, use in zip(step.answers, used, strict=True)),
+        prompts=tuple(p if g in needed else other(p) for p, g in zip(step.prompts, step.group.tolist(), strict=True)),
+    )
+
+
+@every_preset
+@examples(6)
+@given(
+    sketch=sketches(),
+    elements=st.integers(1, 3000),
+    temperature=st.sampled_from((1.0, 0.7)),
+    share_kept=st.sampled_from((1.0, 0.3)),
+)
+def test_log_probs_made_in_chunks_give_the_gradient_of_plain_log_softmax(
+    name: str, sketch: Sketch, elements: int, temperature: float, share_kept: float
+) -> None:
+    """Values, entropy and gradient; chunks of any size against float64, whole logits at once."""
+    step, objective = drawn(name, sketch)
+    layout = padded(step, everything(step))
+    before, targets = (layout.row, layout.column - 1), layout.ids[layout.row, layout.column]
+    kept = kept_sets(targets, share_kept, sketch.seed)
+
+    def plain() -> Tensor:
+        rows = logits_of(decoder(), layout)[before] / temperature
+        return torch.log_softmax(rows.masked_fill(~kept_mask(kept, rows.shape[1], rows.device), -math.inf), dim=-1)
+
+    with torch.no_grad():
+        table = plain()
+        step = moved(
+            step,
+            table.gather(1, targets[:, None]).squeeze(1) - logprob_table(decoder(), layout)[layout.row, layout.column],
+        )
+    whole = gradient(decoder(), [flat_loss(step, objective, plain().gather(1, targets[:, None]).squeeze(1))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logprob, "CHUNK_ELEMENTS", elements)
+        scores, entropy = token_logprobs(
+            logits_of(decoder(), layout)[before], targets, temperature=temperature, kept=kept
+        )
+        chunked = gradient(decoder(), [flat_loss(step, objective, scores)])
+    assert distance(whole, chunked) <= FLOAT32
+    torch.testing.assert_close(
+        scores.detach().double(), table.gather(1, targets[:, None]).squeeze(1), rtol=1e-6, atol=5e-6
+    )
+    exact_entropy = -(table.exp() * table.nan_to_num(neginf=0.0)).sum(dim=1)
+    torch.testing.assert_close(entropy.double(), exact_entropy, rtol=1e-6, atol=5e-6)
+
+
+def kept_sets(targets: Tensor, share: float, seed: int) -> list[np.ndarray | None]:
+    """Sets that hold the target and a share of the other words; every third token has the whole vocabulary."""
+    draw = np.random.default_rng(seed)
+    sets: list[np.ndarray | None] = []
+    for n, target in enumerate(targets.tolist()):
+        others = np.flatnonzero(draw.random(VOCABULARY) < share)
+        sets.append(None if n % 3 == 0 else np.union1d(others, [target]).astype(np.int32))
+    return sets
+
+
+def moved(step: Step, shift: Tensor) -> Step:
+    """Every frozen log-prob by the same distance per token."""
+    old = None if step.old is None else step.old + shift
+    return dataclasses.replace(step, old=old, ref=step.ref + shift, sampler=step.sampler + shift)
+
+
+@every_preset
+@examples(8)
+@given(sketch=sketches(shortest=1), pass_of=pass_numbers, room=st.integers(1, 60), elements=st.integers(1, 3000))
+def test_the_trainer_gives_the_gradient_of_the_padded_functions_however_it_cuts_the_batch(
+    name: str, sketch: Sketch, pass_of: list[int], room: int, elements: int
+) -> None:
+    """Its own cut into passes, any other one, and any size of the chunks of the vocabulary."""
+    step, objective = drawn(name, sketch)
+    whole = whole_gradient(decoder(), step, objective)
+    batch = batch_of(step, objective)
+    assert distance(whole, trainer_gradient(objective, batch, update_of(batch, objective))) <= FLOAT32
+    assert distance(whole, trainer_gradient(objective, batch, update_of(batch, objective, room))) <= FLOAT32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logprob, "CHUNK_ELEMENTS", elements)
+        other = recut(update_of(batch, objective, 1), pass_of)
+        assert distance(whole, trainer_gradient(objective, batch, other)) <= FLOAT32
+
+
+@every_preset
+@examples(8)
+@given(sketch=sketches(shortest=1), pad=st.integers(0, 257), data=st.data())
+def test_the_trainer_heeds_neither_order_nor_padding_nor_what_it_does_not_train_on(
+    name: str, sketch: Sketch, pad: int, data: st.DataObject
+) -> None:
+    step, objective = drawn(name, sketch)
+    order = data.draw(st.permutations(range(len(step.answers))))
+    batch = batch_of(step, objective)
+    plain = trainer_gradient(objective, batch, update_of(batch, objective, 30))
+    other = scrambled(step, objective).take(order)
+    trained = settle(ledger_of(other, objective), objective).trained
+    sampler = torch.where(trained, other.sampler, data.draw(st.sampled_from(GARBAGE)))
+    mixed = batch_of(dataclasses.replace(other, sampler=sampler), objective)
+    assert distance(plain, trainer_gradient(objective, mixed, update_of(mixed, objective, 30), pad_id=pad)) <= FLOAT32
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with ranks(2, tmp_path_factory.mktemp("ranks")) as running:
+        yield running
+
+
+def spread(two_ranks: Ranks, step: Step, objective: Objective, rank_of: Sequence[int], **how: Any) -> list[Done]:
+    """One step on two ranks: answer b on rank `rank_of[b]`. Both hold the same total."""
+    answers = range(len(step.answers))
+    shares = [[b for b in answers if rank_of[b] == rank] for rank in (0, 1)]
+    done = two_ranks.run([Job(share=step.take(share), objective=objective, **how) for share in shares])
+    assert torch.equal(done[0].total, done[1].total)
+    return done
+
+
+@every_preset
+@examples(12)
+@given(sketch=sketches(), data=st.data())
+def test_two_ranks_add_up_to_the_gradient_of_one(
+    two_ranks: Ranks, name: str, sketch: Sketch, data: st.DataObject
+) -> None:
+    """Real processes; any answer on any rank, so that groups are torn apart."""
+    step, objective = drawn(name, sketch)
+    count = len(step.answers)
+    rank_of = data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    done = spread(two_ranks, step, objective, rank_of)
+    assert distance(whole_gradient(decoder(), step, objective), done[0].total) <= EXACT
+
+
+SMALL = Sketch(
+    groups=((2, ((4, 1.0), (2, 0.0), (3, math.nan))), (3, ((6, 0.5), (0, 1.0), (1, math.nan), (5, 1.0)))),
+    correction=("tis", "token", "keep"),
+    holes=False,
+    first_update=False,
+    lam=0.9,
+    seed=1,
+)
+"""Seven answers; numbers 2 and 5 are not scored, number 4 is empty."""
+
+
+@every_preset
+@pytest.mark.parametrize("lonely", [(), (2, 5), (2, 4)], ids=["no answer", "unscored answers", "an empty answer"])
+def test_a_rank_with_nothing_to_train_on_takes_part(two_ranks: Ranks, name: str, lonely: tuple[int, ...]) -> None:
+    """Its gradient is exactly 0, the other's is that of the whole step, and neither waits for ever."""
+    step, objective = drawn(name, SMALL)
+    done = spread(two_ranks, step, objective, [0 if b in lonely else 1 for b in range(7)])
+    assert done[0].tokens == 0
+    assert not done[0].own.any()
+    assert distance(whole_gradient(decoder(), step, objective), done[1].own) <= EXACT
+    assert torch.equal(done[0].total, done[1].own)
+
+
+@every_preset
+def test_weights_of_one_ranks_own_tokens_would_give_another_gradient(two_ranks: Ranks, name: str) -> None:
+    """What the two tests above would show if a rank normalised by what it holds; added up or averaged."""
+    step, objective = drawn(name, SMALL)
+    done = spread(two_ranks, step, objective, [0, 1, 0, 1, 0, 0, 1], alone=True)
+    whole = whole_gradient(decoder(), step, objective)
+    assert distance(whole, done[0].total) > 0.01
+    assert distance(whole, done[0].total / 2) > 0.01
+
+
+@every_preset
+def test_a_step_in_which_nothing_was_scored_has_a_gradient_of_exactly_0(two_ranks: Ranks, name: str) -> None:
+    step, objective = drawn(name, SMALL)
+    step = dataclasses.replace(step, rewards=torch.full_like(step.rewards, math.nan))
+    step = step.take([b for b in range(7) if step.answers[b]])  # the trainer has no empty answers
+    batch = batch_of(step, objective)
+    for none in (
+        whole_gradient(decoder(), step, objective),
+        whole_gradient(decoder(), step, objective, side="left", garbage=math.nan),
+        cut_gradient(decoder(), step, objective, cut(step, [0, 1, 2])),
+        packed_gradient(decoder(), step, objective),
+        trainer_gradient(objective, batch, update_of(batch, objective)),
+        spread(two_ranks, step, objective, [0, 1, 0, 1, 0, 1])[0].total,
+    ):
+        assert not none.any()
+
+
+def test_the_drawn_steps_reach_what_they_are_there_for() -> None:
+    """Otherwise the tests above would say little: each of these is met in the steps that are drawn."""
+    met: set[str] = set()
+
+    @examples(40)
+    @given(sketch=sketches(), name=st.sampled_from(list(PRESETS)))
+    def look(sketch: Sketch, name: str) -> None:
+        met.update(edges(*drawn(name, sketch)))
+
+    look()
+    assert met == {
+        *("an empty answer", "an unscored answer", "a group of one", "uneven groups", "a group without spread"),
+        *("tool output", "a ratio of 1", "a ratio below", "a ratio above", "a rejected token", "a gap in mu"),
+        *("a filtered group", "an overlong answer"),
+    }
+
+
+def edges(step: Step, objective: Objective) -> Iterator[str]:
+    """What is special about a step."""
+    sizes = step.group.unique(return_counts=True)[1].tolist()
+    plan, ledger = settle(ledger_of(step, objective), objective), ledger_of(step, objective)
+    lengths = torch.bincount(step.seq[step.ours], minlength=len(step.answers))
+    layout = padded(step, everything(step))
+    with torch.no_grad():
+        own = logprob_table(decoder(), layout)[layout.row, layout.column]
+    ratio = torch.ones_like(own) if step.old is None else (own - step.old).exp()
+    low, high = objective.bounds
+    spread_of = {
+        g: step.rewards[(step.group == g) & ~step.rewards.isnan()].unique().numel() for g in step.group.tolist()
+    }
+    yield from (
+        name
+        for name, there in {
+            "an empty answer": not all(step.answers),
+            "an unscored answer": bool(step.rewards.isnan().any()),
+            "a group of one": 1 in sizes,
+            "uneven groups": len(set(sizes)) > 1,
+            "a group without spread": 1 in spread_of.values(),
+            "tool output": not bool(step.ours.all()),
+            "a ratio of 1": step.old is None,
+            "a ratio below": bool((ratio[plan.trained] < low).any()),
+            "a ratio above": bool((ratio[plan.trained] > high).any()),
+            "a rejected token": bool((ledger.rejected & plan.trained).any()),
+            "a gap in mu": bool(step.sampler[plan.trained].isnan().any()),
+            "a filtered group": objective.filter_groups and 1 in spread_of.values(),
+            "an overlong answer": bool(objective.overlong_buffer) and int(lengths.max()) == BUDGET,
+        }.items()
+        if there
+    )
