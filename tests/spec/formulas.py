@@ -86,7 +86,7 @@ def overlong(length: int, longest: int, buffer: int) -> float:
 
 def gae(rewards: Floats, values: Floats, gamma: float, lam: float) -> list[float]:
     """A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t (1506.02438, equations 11, 16)."""
-    following = [*values[1:], 0.0]
+    following = [*values, 0.0][1:]
     delta = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
     return [math.fsum((gamma * lam) ** step * d for step, d in enumerate(delta[t:])) for t in range(len(delta))]
 
