@@ -40,11 +40,11 @@ def test_help_lists_the_verbs_with_an_example(flag: str, capsys: pytest.CaptureF
 
 
 def test_the_example_of_the_help_parses() -> None:
-    from upweight.cli.train import resolve
+    from upweight.cli.train import read
 
     program, verb, *flags = entry._EXAMPLE.split()
     assert (program, verb) == ("upweight", "train")
-    assert resolve(flags)[0].preset == "dr-grpo"
+    assert read(flags)[0].args.preset == "dr-grpo"
 
 
 def test_no_verb_at_all_shows_the_help_and_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:

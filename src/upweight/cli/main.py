@@ -34,6 +34,9 @@ VERBS: Mapping[str, Verb] = {
     "train": Verb(
         module="upweight.cli.train", summary="train a language model by reinforcement learning on checked answers"
     ),
+    "explain": Verb(
+        module="upweight.cli.explain", summary="print the objective that flags give, in readable mathematics"
+    ),
     "lab": Verb(module="upweight.cli.lab", summary="run the experiments of the laboratory, and change them"),
 }
 """Every verb, in the order of `upweight --help`."""

@@ -1,5 +1,6 @@
 """What the papers print, choice by choice, and where an objective leaves its own. Imports no torch."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class Paper:
     """Fields of `Objective` whose value the paper prints. `overlong_buffer` is 0 for none, None for some."""
 
     leaves_open: tuple[str, ...] = ()
-    """What it does not print, or does otherwise in a way that no field expresses; a sentence each."""
+    """What it does not print, or does otherwise in a way that no field expresses; a sentence each, with fields of the
+    objective in braces."""
 
 
 _GROUP_RELATIVE: Mapping[str, object] = {
@@ -40,7 +42,8 @@ _GROUP_RELATIVE: Mapping[str, object] = {
     "old_logprobs": "recompute",
 }
 _STD = (
-    "The paper prints neither the std's degrees of freedom nor an eps: here ddof=1, and eps=1e-6 is added to the std."
+    "The paper prints neither the std's degrees of freedom nor an eps: here ddof={adv_ddof}, and eps={adv_eps:g} is "
+    "added to the std."
 )
 
 _GRPO = Paper(
@@ -58,7 +61,7 @@ _GRPO = Paper(
     },
     leaves_open=(
         _STD,
-        "The paper does not print clip's value: 0.2 is PPO's.",
+        "The paper does not print clip's value; 0.2 is PPO's, and here it is {clip:g}.",
         "The paper's algorithm 1 moves the reference to the current policy between its iterations. Here it stays the "
         "policy that the run started from.",
     ),
@@ -120,8 +123,8 @@ PAPERS: Mapping[str, Paper] = {
         },
         leaves_open=(
             _STD,
-            "The paper splits each batch into four minibatches: --minibatches 4. Its bounds were made for long "
-            "answers.",
+            "The paper splits each batch into four minibatches, as --minibatches 4 does. Its bounds were made for "
+            "long answers.",
         ),
     ),
     "cispo": Paper(
@@ -183,7 +186,9 @@ def differences(objective: Objective, preset: str) -> list[str]:
         return []
     buffer = objective.overlong_buffer
     punishes = preset == "dapo" if buffer is None else buffer > 0
-    return [*_other_choices(objective, paper, punishes), *paper.leaves_open]
+    chosen = {**dataclasses.asdict(objective), "clip_high": objective.bounds[1] - 1}
+    open_choices = [text for text in paper.leaves_open if text is not _STD or objective.adv_norm != "none"]
+    return [*_other_choices(objective, paper, punishes), *(text.format(**chosen) for text in open_choices)]
 
 
 def _other_choices(objective: Objective, paper: Paper, punishes: bool) -> Iterator[str]:

@@ -52,10 +52,35 @@ def contradictions(
     """
     if wrong := wrong_types(objective, OWNER):
         return wrong
-    problems = out_of_range(objective, OWNER)
-    problems += _impossible_groups(objective, group_size)
-    problems += _impossible_lengths(objective, max_new_tokens, budget_from_task)
-    problems += _impossible_ratios(objective, has_sampler_logprobs)
+    return out_of_range(objective, OWNER) + conflicts(
+        objective,
+        group_size=group_size,
+        max_new_tokens=max_new_tokens,
+        budget_from_task=budget_from_task,
+        has_sampler_logprobs=has_sampler_logprobs,
+        top_p=top_p,
+        top_k=top_k,
+        replays_kept_set=replays_kept_set,
+    )
+
+
+def conflicts(
+    objective: Objective,
+    *,
+    group_size: int,
+    max_new_tokens: int | None = None,
+    budget_from_task: bool = False,
+    has_sampler_logprobs: bool = True,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    replays_kept_set: bool = True,
+) -> list[str]:
+    """Choices that do not go together: `contradictions` without those of a single value. Types are right."""
+    problems = [
+        *_impossible_groups(objective, group_size),
+        *_impossible_lengths(objective, max_new_tokens, budget_from_task),
+        *_impossible_ratios(objective, has_sampler_logprobs),
+    ]
     if (top_p < 1 or top_k > 0) and not replays_kept_set:
         problems.append(
             f"top_p={top_p}, top_k={top_k} sample from a part of the vocabulary, and this engine does not say "

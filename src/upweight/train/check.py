@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from upweight.objective.errors import UsageError, bad_parameter
 from upweight.objective.fields import must_be
-from upweight.objective.rules import contradictions
+from upweight.objective.rules import OWNER as OBJECTIVE
+from upweight.objective.rules import conflicts, out_of_range, wrong_types
 from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
 
@@ -69,10 +70,34 @@ def check_args(
         upweight.objective.errors.UsageError: The 'max_steps' parameter of TrainArgs must be at least 1, in steps. \
 Got 0 instead. 1 is the shortest run.
     """
+    problems = wrong_values(args)
+    if isinstance(args.objective, Objective):
+        problems += conflicts_of(
+            args,
+            has_sampler_logprobs=has_sampler_logprobs,
+            replays_kept_set=replays_kept_set,
+            budget_from_task=budget_from_task,
+        )
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def wrong_values(args: TrainArgs) -> list[str]:
+    """Single values of a wrong type or outside their range, those of the objective included; a sentence each."""
     if not isinstance(args.objective, Objective):
-        raise bad_parameter("objective", OWNER, "an Objective, or none for the preset's", args.objective)
-    problems = list(_wrong_values(args)) or list(_out_of_range(args))
-    problems += contradictions(
+        return [str(bad_parameter("objective", OWNER, "an Objective, or none for the preset's", args.objective))]
+    objective = args.objective
+    ours = list(_wrong_values(args)) or list(_out_of_range(args))
+    return ours + (wrong_types(objective, OBJECTIVE) or out_of_range(objective, OBJECTIVE))
+
+
+def conflicts_of(
+    args: TrainArgs, *, has_sampler_logprobs: bool = True, replays_kept_set: bool = True, budget_from_task: bool = True
+) -> list[str]:
+    """Choices that do not go together, a sentence each; see `conflicts`. The parameters are `check_args`'s."""
+    if wrong_types(args.objective, OBJECTIVE):
+        return []
+    return conflicts(
         args.objective,
         group_size=args.group_size if isinstance(args.group_size, int) else 2,
         max_new_tokens=args.max_new_tokens if isinstance(args.max_new_tokens, int) else None,
@@ -82,8 +107,6 @@ Got 0 instead. 1 is the shortest run.
         top_k=args.top_k if isinstance(args.top_k, int) else 0,
         replays_kept_set=replays_kept_set,
     )
-    if problems:
-        raise UsageError("\n".join(problems))
 
 
 def _wrong_values(args: TrainArgs) -> Iterator[str]:
