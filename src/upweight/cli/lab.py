@@ -159,7 +159,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         experiment.show(result, console)
     if target is not None:
-        _write(experiment.draw(result), target, name)
+        _write(experiment.draw(result), target)
         if not call.json:
             say(console, f"figure: {target}")
     return 0
@@ -234,7 +234,7 @@ def _read(
                 raise UsageError(f"'{flag}' needs a value: {_kind(known[key])}.")
             text = rest.pop(0)
         values[key] = _value(text, known[key], flag, f"upweight lab {name}")
-        words.append(f"--{key}={text}")
+        words.append(f"--{key}={text.lower() if values[key] is None else text}")
     return words, values
 
 
@@ -273,15 +273,24 @@ def _kind(hint: object) -> str:
     if typing.get_origin(hint) is tuple:
         kind, example = ("whole", "100,200") if typing.get_args(hint)[0] is int else ("finite", "0.1,0.2")
         return f"{kind} numbers with commas between them, as in {example}"
-    return str(must_be(hint, object()) if hint is not float else "a finite number")
+    words: Mapping[object, str] = {float: "a finite number", str: "a file"}
+    return words.get(hint) or str(must_be(hint, object()))
 
 
 def _lists() -> tyro.constructors.ConstructorRegistry:
-    """How a tuple of numbers is written on the command line: with commas."""
+    """How a tuple of numbers is written on the command line, with commas, and `none`."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
     def lists(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        if info.type is type(None):
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="{none}",
+                instance_from_str=_none,
+                is_instance=lambda value: value is None,
+                str_from_instance=lambda value: ["none"],
+            )
         if typing.get_origin(info.type) is not tuple:
             return None
         member = typing.get_args(info.type)[0]
@@ -294,6 +303,11 @@ def _lists() -> tyro.constructors.ConstructorRegistry:
         )
 
     return registry
+
+
+def _none(words: list[str]) -> None:
+    if words[0] != "none":
+        raise ValueError("none was expected")
 
 
 def _target(plot: str | None, name: str) -> Path | None:
@@ -310,7 +324,7 @@ def _target(plot: str | None, name: str) -> Path | None:
     return target
 
 
-def _write(figure: Any, target: Path, name: str) -> None:
+def _write(figure: Any, target: Path) -> None:
     from upweight.lab.style import save
 
     try:

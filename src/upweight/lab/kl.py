@@ -120,7 +120,7 @@ def panel(axes: Any, result: KLResult) -> None:
     _curves(axes)
     lines = [f"exact KL {result.exact:.4f}"]
     lines += [f"{name} {item.mean:.4f}, std {item.std:.4f}" for name, item in result.estimates.items()]
-    axes.text(0.98, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", ha="right", fontsize=8)
+    axes.text(0.62, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", ha="right", fontsize=8)
 
 
 def _curves(axes: Any) -> None:
@@ -139,9 +139,14 @@ def _histograms(axes: Any, result: KLResult) -> None:
     }
     reach = max(4 * result.estimates["k3"].std, 2.5 * result.estimates["k1"].std, 1e-6)
     for name, colour, dash in zip(ESTIMATORS, COLOURS, DASHES, strict=False):
-        shares, edges = torch.histogram(values[name].clamp(-reach, reach), bins=60, range=(-reach, reach))
+        counts, edges = torch.histogram(values[name], bins=40, range=(-reach, reach))
         axes.stairs(
-            (shares / shares.sum()).tolist(), edges.tolist(), label=name, color=colour, linestyle=dash, linewidth=1.8
+            (counts / values[name].numel()).tolist(),
+            edges.tolist(),
+            label=name,
+            color=colour,
+            linestyle=dash,
+            linewidth=1.8,
         )
     axes.axvline(result.exact, color="black", linewidth=1, label=f"exact KL, {result.exact:.4f}")
     axes.set(

@@ -130,10 +130,7 @@ def show(result: RatioResult, console: Console) -> None:
     """Print the table and what it shows."""
     low, high = result.bounds
     seq_low, seq_high = result.sequence_bounds
-    columns = (
-        "sigma", "length", f"tokens outside [{low:g}, {high:g}]", "product of the ratios", "geometric mean",
-        f"answers outside [{seq_low:g}, {seq_high:g}]",
-    )  # fmt: skip
+    columns = ("sigma", "length", "tokens out", "product", "geometric mean", "answers out")
     rows = tuple(
         (
             f"{row.sigma:g}",
@@ -145,7 +142,11 @@ def show(result: RatioResult, console: Console) -> None:
         )
         for row in result.rows
     )
-    title = "an answer's importance ratio, where each token's log-ratio is N(0, sigma^2)"
+    title = (
+        "importance ratios of tokens whose log-ratio is N(0, sigma^2), and of answers made of them\n"
+        f"out: a token's ratio outside [{low:g}, {high:g}], an answer's geometric mean outside "
+        f"[{seq_low:g}, {seq_high:g}]"
+    )
     print_report(Report(title=title, columns=columns, rows=rows, sentences=_sentences(result)), console)
 
 
@@ -157,7 +158,8 @@ def _sentences(result: RatioResult) -> tuple[str, ...]:
         "The share of tokens outside the bounds depends on the noise and not on the length. Training flattens about "
         "half of them: those above for a positive advantage, those below for a negative one.",
         f"At {widest.length} tokens and sigma {widest.sigma:g} the product spans {span:.0f} orders of magnitude (a "
-        f"correction per sequence clamps it to e^+-{LOG_RATIO_LIMIT:g}), the geometric mean stays within [{least:.4f}, {most:.4f}].",
+        f"correction per sequence clamps it to e^+-{LOG_RATIO_LIMIT:g}), the geometric mean stays within "
+        f"[{least:.4f}, {most:.4f}].",
     )
 
 
@@ -187,7 +189,7 @@ def draw(result: RatioResult) -> Figure:
         left.set_ylim(bottom=-1)
         left.legend()
         noisiest = max(_by_sigma(result), key=lambda item: item[0])
-        _ranges(right, *noisiest)
+        _ranges(right, noisiest[1])
         right.set(title=f"ratio per answer, sigma {noisiest[0]:g}")
 
     return figure(fill)
@@ -195,8 +197,7 @@ def draw(result: RatioResult) -> Figure:
 
 def panel(axes: Any, result: RatioResult) -> None:
     """The ranges of product and geometric mean at the largest sigma."""
-    sigma, rows = max(_by_sigma(result), key=lambda item: item[0])
-    _ranges(axes, sigma, rows)
+    _ranges(axes, max(_by_sigma(result), key=lambda item: item[0])[1])
 
 
 def _by_sigma(result: RatioResult) -> list[tuple[float, list[RatioRow]]]:
@@ -204,7 +205,7 @@ def _by_sigma(result: RatioResult) -> list[tuple[float, list[RatioRow]]]:
     return [(sigma, list(group)) for sigma, group in itertools.groupby(rows, lambda row: row.sigma)]
 
 
-def _ranges(axes: Any, sigma: float, rows: list[RatioRow]) -> None:
+def _ranges(axes: Any, rows: list[RatioRow]) -> None:
     """Bars from the smallest to the largest ratio of an answer, on a scale of powers of ten."""
     places = range(len(rows))
     products = [row.log10_product for row in rows]
@@ -225,5 +226,7 @@ def _ranges(axes: Any, sigma: float, rows: list[RatioRow]) -> None:
         )
     axes.set_xticks(places, [str(row.length) for row in rows])
     axes.set(xlabel="tokens of an answer", ylabel="log10 of the answer's ratio, min to max")
-    axes.margins(y=0.15)
+    lowest, highest = min(low for low, _ in products), max(high for _, high in products)
+    room = 0.12 * (highest - lowest) + 0.5
+    axes.set_ylim(lowest - room, highest + room)
     axes.legend(loc="upper left")

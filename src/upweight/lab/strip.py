@@ -1,6 +1,5 @@
 """The story in one figure of six panels: from PPO to GRPO, averaging, KL, ratio, clipping, mismatch."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +85,9 @@ def as_json(result: StripResult) -> dict[str, Any]:
 def show(result: StripResult, console: Console) -> None:
     """Print what each panel shows."""
     rows = tuple((str(place), title, shows) for place, (title, shows) in enumerate(PANELS.items(), start=1))
-    report = Report(title="six panels", columns=("panel", "title", "shows"), rows=rows, sentences=())
-    print_report(
-        dataclasses.replace(report, sentences=("Each has an experiment of its own: `upweight lab`.",)), console
-    )
+    sentences = ("`upweight lab` lists the experiments behind them.",)
+    columns = ("panel", "title", "what it shows")
+    print_report(Report(title="six panels", columns=columns, rows=rows, sentences=sentences, left=(1, 2)), console)
 
 
 def draw(result: StripResult) -> Figure:
@@ -140,7 +138,7 @@ def _clipping(axes: Any) -> None:
             values.tolist(), terms.value.tolist(), DASHES[place], color=COLOURS[place], linewidth=2,
             label=f"A = {sign:+.0f}, {bound}",
         )  # fmt: skip
-    axes.axvline(1, color="black", linewidth=0.7)
+    axes.plot([1, 1], [1, -1], "o", color="black", markersize=5, label="before the update")
     axes.axhline(0, color="black", linewidth=0.7)
     axes.set(xlabel="importance ratio of a token", ylabel="objective (to be maximised)")
-    axes.legend(loc="center left", bbox_to_anchor=(0.0, 0.42))
+    axes.legend(loc="lower left")

@@ -8,8 +8,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-COLOURS = ("#0b3c5d", "#d1741c", "#6d9a80", "#b9b9b9")
-"""Dark to light, so that the order is the same in grey."""
+COLOURS = ("#0b3c5d", "#d1741c", "#7fae93", "#555555")
+"""Colour of each series; dashes, hatches and markers tell them apart where colours do not."""
 
 HATCHES = ("", "//", "..", "xx")
 """Pattern of the bars of each series."""
@@ -19,6 +19,9 @@ DASHES = ("-", "--", ":", "-.")
 
 MARKERS = ("o", "s", "^", "D")
 """Marker of each series."""
+
+MOST_NUMBERS = 24
+"""Bars of an axes that get their numbers; more would run into each other."""
 
 _RC = {
     "font.size": 10,
@@ -56,7 +59,7 @@ def save(made: Figure, target: Path) -> None:
 def grouped_bars(
     axes: Any, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], number: str, *, size: float = 8.0
 ) -> None:
-    """Bars side by side, each with its number, with a pattern of its own per series.
+    """Bars side by side, each with its number where there is room, with a pattern of its own per series.
 
     Args:
         axes: where.
@@ -71,8 +74,9 @@ def grouped_bars(
         bars = axes.bar(
             left, values, width, label=name, color=COLOURS[place % 4], hatch=HATCHES[place % 4], edgecolor="white"
         )
-        axes.bar_label(bars, labels=[format(value, number) for value in values], padding=2, fontsize=size)
-    axes.set_xticks(range(len(groups)), groups)
+        if len(groups) * len(series) <= MOST_NUMBERS:
+            axes.bar_label(bars, labels=[format(value, number) for value in values], padding=2, fontsize=size)
+    axes.set_xticks(range(len(groups)), groups, fontsize=10 if len(groups) <= MOST_NUMBERS else 6)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.margins(y=0.15)
 

@@ -1,9 +1,14 @@
 """Tables: ruled on a terminal, plain aligned text elsewhere."""
 
+import textwrap
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+
+HEADING = 11
+"""Characters in a line of a heading, on a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +27,9 @@ class Report:
     sentences: tuple[str, ...]
     """What the numbers show."""
 
+    left: tuple[int, ...] = ()
+    """Columns of words, which start at the left; numbers end at the right."""
+
 
 def print_report(report: Report, console: Console) -> None:
     """Print title, table and sentences.
@@ -33,15 +41,20 @@ def print_report(report: Report, console: Console) -> None:
     say(console, report.title)
     if console.is_terminal:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in report.columns:
-            table.add_column(name, justify="right")
+        for place, name in enumerate(report.columns):
+            side: Literal["left", "right"] = "left" if place in report.left else "right"
+            table.add_column("\n".join(textwrap.wrap(name, HEADING)), justify=side)
         for cells in report.rows:
             table.add_row(*cells)
         console.print(table, highlight=False)
     else:
         widths = [max(map(len, column)) for column in zip(report.columns, *report.rows, strict=True)]
         for cells in (report.columns, *report.rows):
-            say(console, "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+            padded = [
+                cell.ljust(width) if place in report.left else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ]
+            say(console, "  ".join(padded).rstrip())
     for sentence in report.sentences:
         say(console, sentence)
 

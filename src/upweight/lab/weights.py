@@ -100,7 +100,7 @@ def as_json(result: WeightsResult) -> dict[str, Any]:
 
 def show(result: WeightsResult, console: Console) -> None:
     """Print the table and what it shows."""
-    columns = ["answer", "reward", "tokens", "advantage"]
+    columns = ["#", "reward", "tokens", "advantage"]
     columns += [f"per token, {mode}" for mode in result.modes] + [f"answer, {mode}" for mode in result.modes]
     rows = []
     for i, row in enumerate(result.rows):
@@ -140,7 +140,7 @@ def draw(result: WeightsResult) -> Figure:
             axes.set_xlabel("answer: its reward, its tokens")
         outside_legend(left, columns=len(result.modes))
 
-    return figure(fill, width=max(10.0, 1.2 * len(result.rows) * len(result.modes)), height=4.4)
+    return figure(fill, width=min(24.0, max(10.0, 1.2 * len(result.rows) * len(result.modes))), height=4.4)
 
 
 def panel(axes: Any, result: WeightsResult) -> None:
@@ -156,4 +156,4 @@ def _bars(axes: Any, result: WeightsResult, *, per_token: bool) -> None:
         (mode, [1000 * row.token_weight[mode] if per_token else row.answer_weight[mode] for row in result.rows])
         for mode in result.modes
     ]
-    grouped_bars(axes, labels, series, "+.2f")
+    grouped_bars(axes, labels, series, "+.3g")

@@ -1,0 +1,103 @@
+"""Figures: labelled, nothing printed over anything, the same file every time."""
+
+import importlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from upweight.cli.lab import NAMES, resolve
+from upweight.lab import weights
+from upweight.lab.parameters import WeightsParameters
+from upweight.lab.style import save
+
+HERE = [name for name, row in NAMES.items() if row.figure and row.parameters.startswith("upweight.lab.parameters:")]
+
+
+@pytest.fixture(scope="module", params=HERE)
+def drawn(request: pytest.FixtureRequest) -> Figure:
+    return draw(request.param)
+
+
+def draw(name: str) -> Figure:
+    experiment: Any = importlib.import_module(NAMES[name].module)
+    figure: Figure = experiment.draw(experiment.run(resolve(name, []).parameters))
+    return figure
+
+
+def test_every_axis_is_labelled(drawn: Figure) -> None:
+    assert drawn.axes
+    for axes in drawn.axes:
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+
+
+def test_no_words_lie_over_other_words(drawn: Figure) -> None:
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    for axes in drawn.axes:
+        words = [text for text in axes.texts if text.get_text()]
+        words += [text for text in (axes.title, axes.xaxis.label, axes.yaxis.label) if text.get_text()]
+        words += [text for text in axes.get_xticklabels() if text.get_text()]
+        legend = axes.get_legend()
+        words += legend.get_texts() if legend else []
+        # A pixel of each border may be shared.
+        boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in words]
+        over = [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)]
+        assert over == []
+
+
+def test_all_words_are_on_the_paper(drawn: Figure) -> None:
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    paper = drawn.bbox.padded(1)
+    for axes in drawn.axes:
+        for text in [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]:
+            box = text.get_window_extent()
+            assert not text.get_text() or (paper.contains(box.x0, box.y0) and paper.contains(box.x1, box.y1))
+
+
+def test_series_differ_by_more_than_their_colour(drawn: Figure) -> None:
+    for axes in drawn.axes:
+        legend = axes.get_legend()
+        if legend is None:
+            continue
+        looks = [
+            handle.get_hatch() if hasattr(handle, "get_hatch") else (handle.get_linestyle(), handle.get_marker())
+            for handle in legend.legend_handles
+        ]
+        texts = [text.get_text() for text in legend.get_texts()]
+        by_line = {(look, text.split(",")[0]) for look, text in zip(looks, texts, strict=True)}
+        assert len(by_line) == len(texts)
+
+
+def test_the_same_figure_is_the_same_svg(tmp_path: Path) -> None:
+    for name in ("one.svg", "other.svg"):
+        save(draw("clip-higher"), tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+def test_a_png_is_a_png(tmp_path: Path) -> None:
+    save(draw("weights"), tmp_path / "weights.PNG")
+    assert (tmp_path / "weights.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("answers", [2, 64])
+def test_small_and_large_groups_stay_drawable(answers: int, tmp_path: Path) -> None:
+    parameters = WeightsParameters(
+        rewards=tuple(float(i % 2) for i in range(answers)), lengths=tuple(range(1, answers + 1))
+    )
+    figure = weights.draw(weights.run(parameters))
+    assert figure.get_figwidth() <= 24
+    save(figure, tmp_path / "group.svg")
+
+
+def test_the_chapter_shows_every_figure_and_the_script_draws_it() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    text = (docs / "lab.md").read_text(encoding="utf-8")
+    for name in HERE:
+        assert f"](lab/{name}.svg)" in text
+        assert (docs / "lab" / f"{name}.svg").stat().st_size < 400_000
