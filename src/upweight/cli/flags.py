@@ -47,8 +47,8 @@ class Call:
     """A TOML, YAML or JSON file of flags (`clip_high = 0.28`, a run's config.json); flags given here win over it."""
 
     like: Literal["trl", "verl", "openrlhf"] | None = None
-    """In place of a preset: start from that trainer's defaults, and read its own names for what decides the objective
-    (--loss_type, --epsilon_high, --beta, ...) in its own meaning."""
+    """In place of a preset: start from that trainer's defaults, and read the names it has for what decides the
+    objective (loss_type, epsilon_high, beta, ...) in its own meaning."""
 
 
 C = TypeVar("C", bound=Call)
