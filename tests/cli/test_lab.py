@@ -1,15 +1,25 @@
 """`upweight lab`: names, flags, JSON, figures, and one sentence for a wrong call."""
 
+import importlib
+import io
 import json
+import os
 import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+import upweight
 from upweight.cli.lab import NAMES, resolve
 from upweight.cli.main import main
 from upweight.lab import self_test
+from upweight.lab.parameters import SelfTestParameters
 
 QUICK = {"mismatch": ["--batches", "2"], "kl": ["--samples", "100"], "ratio": ["--lengths", "10"]}
 HERE = [name for name, row in NAMES.items() if row.parameters.startswith("upweight.lab.parameters:")]
@@ -71,6 +81,31 @@ def test_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(clip["rows"][0]) == {"probability", "clip_high", "after_one_update", "limited"}
 
 
+@pytest.mark.parametrize("argv", [[], ["kl", "--help"], ["mismatch", "--cap", "0"], ["strip", "--plot", "a.pdf"]])
+def test_what_computes_nothing_loads_no_torch(argv: list[str]) -> None:
+    code = f"""
+import sys
+from upweight.cli.main import main
+code = main({["lab", *argv]!r})
+heavy = {{"torch", "transformers", "matplotlib"}} & set(sys.modules)
+assert not heavy, heavy
+sys.exit(code)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(upweight.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (2 if "--cap" in argv or "--plot" in argv else 0), done.stderr
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_table_fits_a_terminal_of_80_characters(name: str) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=80)
+    experiment: Any = importlib.import_module(NAMES[name].module)
+    experiment.show(experiment.run(resolve(name, QUICK.get(name, [])).parameters), console)
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "\u2026" not in out.getvalue()
+
+
 def test_a_product_too_large_for_a_float_is_still_json(capsys: pytest.CaptureFixture[str]) -> None:
     rows = loaded(["ratio", "--sigma", "10", "--lengths", "10000", "--answers", "64"], capsys)["rows"]
     assert rows[0]["product"][1] is None
@@ -78,7 +113,7 @@ def test_a_product_too_large_for_a_float_is_still_json(capsys: pytest.CaptureFix
 
 def test_the_table_shows_the_published_weights(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(["weights"], capsys).splitlines()
-    assert lines[4].split() == "2 0 2000 -0.87 -1.08e-04 -3.27e-04 -0.217 -0.654".split()
+    assert lines[4].split() == ["2", "0", "2000", "-0.87", "-1.08e-04", "-3.27e-04", "-0.217", "-0.654"]
     assert "2000 tokens) is pushed 40 times less than one of the shortest (50)" in lines[6]
 
 
@@ -184,6 +219,37 @@ def test_answers_are_printed_where_asked_for(capsys: pytest.CaptureFixture[str])
     shown = printed(["self-test", "--answers"], capsys)
     assert shown.count("See it: upweight lab ") == len(self_test.QUESTIONS) == 5
     assert len(loaded(["self-test"], capsys)["questions"]) == 5
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], str]) -> str:
+    """What the five questions print on a terminal where somebody answers like this."""
+    out = io.StringIO()
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(isatty=lambda: True))
+    console = Console(file=out, force_terminal=True, color_system=None, width=80)
+    self_test.show(self_test.run(SelfTestParameters()), console)
+    return out.getvalue()
+
+
+def test_enter_opens_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[str] = []
+
+    def enter(prompt: str) -> str:
+        prompts.append(prompt)
+        return ""
+
+    assert asked(monkeypatch, enter).count("See it: upweight lab ") == 5
+    assert len(prompts) == 5
+
+
+def test_the_end_of_the_input_ends_the_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(prompt: str) -> str:
+        raise EOFError
+
+    shown = asked(monkeypatch, end)
+    assert "1. " in shown
+    assert "2. " not in shown
+    assert "See it:" not in shown
 
 
 @pytest.mark.parametrize("question", self_test.QUESTIONS, ids=lambda item: item.experiment)

@@ -150,7 +150,7 @@ def draw(result: ClipHigherResult) -> Figure:
             axes.plot(
                 range(result.updates + 1),
                 [_after(row.probability, high, updates) for updates in range(result.updates + 1)],
-                DASHES[bound % 4], color=COLOURS[token % 3], marker=MARKERS[bound % 4], markevery=step,
+                DASHES[bound % 4], color=COLOURS[token % 3], marker=MARKERS[token % 4], markevery=step,
                 label=f"from {row.probability:g}, clip_high {row.clip_high:g}",
             )  # fmt: skip
         axes.set(xlabel="updates, each up to the bound", ylabel="probability (log scale)", yscale="log")
