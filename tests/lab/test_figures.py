@@ -50,6 +50,14 @@ def test_no_words_lie_over_other_words(drawn: Figure) -> None:
         assert over == []
 
 
+def test_no_number_lies_over_a_bar(drawn: Figure) -> None:
+    FigureCanvasAgg(drawn).draw()
+    for axes in drawn.axes:
+        bars = [bar.get_window_extent() for bars in axes.containers for bar in bars]
+        numbers = [(text.get_text(), text.get_window_extent().padded(-1)) for text in axes.texts]
+        assert [words for words, box in numbers if any(box.overlaps(bar) for bar in bars)] == []
+
+
 def test_all_words_are_on_the_paper(drawn: Figure) -> None:
     canvas = FigureCanvasAgg(drawn)
     canvas.draw()

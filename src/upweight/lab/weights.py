@@ -140,7 +140,7 @@ def draw(result: WeightsResult) -> Figure:
             axes.set_xlabel("answer: its reward, its tokens")
         outside_legend(left, columns=len(result.modes))
 
-    return figure(fill, width=min(24.0, max(10.0, 1.2 * len(result.rows) * len(result.modes))), height=4.4)
+    return figure(fill, width=min(24.0, max(12.0, 1.5 * len(result.rows) * len(result.modes))), height=4.4)
 
 
 def panel(axes: Any, result: WeightsResult) -> None:
@@ -156,4 +156,4 @@ def _bars(axes: Any, result: WeightsResult, *, per_token: bool) -> None:
         (mode, [1000 * row.token_weight[mode] if per_token else row.answer_weight[mode] for row in result.rows])
         for mode in result.modes
     ]
-    grouped_bars(axes, labels, series, "+.3g")
+    grouped_bars(axes, labels, series, "+.3g", size=7)
