@@ -26,6 +26,7 @@ CASES = (
         why="the weight is 1.28: -1.28 * 2 * (-1.5), and -1.28 * 2",
         traps={
             "the factor log pi is missing": (-2.56, 0.0),
+            "the factor log pi is missing from the loss": (-2.56, -2.56),
             "the gradient survives the cap: that is what CISPO is for": (3.84, 0.0),
             "the cap was taken as 0.28 itself; it is 1 + 0.28": (0.84, -0.56),
             "the weight was not clipped": (9.0, -6.0),

@@ -80,6 +80,18 @@ CASES = (
         why="(1) alone has no spread, and no score is not a zero; a kept group stays as it was drawn",
         traps={"a missing score was taken as another value": {"kept": [[1.0, NAN]], "calls": 1}},
     ),
+    Case(
+        name="an answer without a score comes first",
+        inputs=at([[[NAN, 1.0, 0.0], [NAN, 0.5, 0.5], [NAN, 1.0]]], 3, 1),
+        right={"kept": [[NAN, 1.0, 0.0]], "calls": 1},
+        why="comparing anything with NaN is False, so min and max of a list that holds one depend on the order",
+        traps={
+            "a missing score was taken as another value": {
+                "kept": [[NAN, 1.0, 0.0], [NAN, 0.5, 0.5], [NAN, 1.0]],
+                "calls": 1,
+            }
+        },
+    ),
     Case(name="nothing wanted", inputs=at([[[1.0, 0.0]]], 0, 3), right={"kept": [], "calls": 0}, why="full already"),
     Case(name="no budget", inputs=at([[[1.0, 0.0]]], 2, 0), right={"kept": [], "calls": 0}),
 )

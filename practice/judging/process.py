@@ -63,10 +63,10 @@ def run_file(name: str, file: Path, seconds: float) -> Run:
     printed = bytearray()
     assert process.stdout is not None
     assert process.stderr is not None
-    readers = [
-        threading.Thread(target=_read_reports, args=(process.stdout, lines), daemon=True),
-        threading.Thread(target=_read_print, args=(process.stderr, printed, lines), daemon=True),
-    ]
+    readers = {
+        threading.Thread(target=_read_reports, args=(process.stdout, lines), daemon=True): process.stdout,
+        threading.Thread(target=_read_print, args=(process.stderr, printed, lines), daemon=True): process.stderr,
+    }
     for reader in readers:
         reader.start()
     run = Run()
@@ -78,8 +78,10 @@ def run_file(name: str, file: Path, seconds: float) -> Run:
     finally:
         _end(process)
     # A grandchild in a session of its own may hold the pipe open; it does not keep the judge waiting.
-    for reader in readers:
+    for reader, stream in readers.items():
         reader.join(timeout=1.0)
+        if not reader.is_alive():
+            stream.close()
     run.printed = bytes(printed).decode("utf-8", "replace")
     return run
 

@@ -56,11 +56,8 @@ def _encode_foreign(value: object, level: int, room: list[int]) -> object:
     if hasattr(value, "tolist") and hasattr(value, "shape"):
         kind = f"{kind} of shape {tuple(value.shape)}"
         items = _encode(value.tolist(), level + 1, room)
-    try:
-        text = reprlib.repr(value)
-    except Exception as error:  # noqa: BLE001 - a person's __repr__ may raise anything; its result is still to be shown
-        text = f"cannot be shown: its __repr__ raised {type(error).__name__}"
-    return ["foreign", kind, text[:MOST_TEXT], items]
+    # Not repr: what a person's own class shows may be endless, or raise.
+    return ["foreign", kind, reprlib.repr(value)[:MOST_TEXT], items]
 
 
 def decode(value: object) -> object:

@@ -16,8 +16,8 @@ from typing import TextIO
 from judging.case import Sheet, load_module, load_sheet
 from judging.values import encode, show
 
-MEMORY = 4 * 1024**3
-"""Bytes a person's file may take; an endless list would otherwise take the machine with it."""
+MEMORY = 2 * 1024**3
+"""Bytes a person's file may take beyond what Python and PyTorch have; an endless list would take the rest."""
 
 
 class Reports:
@@ -63,9 +63,11 @@ def _has_torch() -> bool:
 def _bound_memory() -> None:
     try:
         resource = importlib.import_module("resource")
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    except (ImportError, AttributeError, ValueError, OSError):
-        # Windows has no such limit, and some systems refuse it: the time limit still holds there.
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except (ImportError, ValueError, OSError):
+        # Not every system has such a limit, or lets it be set: the time limit still holds there.
         return
 
 
