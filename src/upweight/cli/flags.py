@@ -122,7 +122,7 @@ def _take_settings(argv: Sequence[str], trainer: str) -> tuple[list[str], dict[s
         word = words.pop(0)
         flag, equals, text = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or name not in settings:
+        if name not in settings or not (word.startswith("--") or equals):  # verl's own are name=value, without dashes
             rest.append(word)
             continue
         values = [text] if equals else []

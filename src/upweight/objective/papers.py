@@ -153,7 +153,6 @@ PAPERS: Mapping[str, Paper] = {
         where="equations 7 and 11",
         choices={
             **_GROUP_RELATIVE,
-            "adv_norm": "none",
             "baseline": "critic",
             "loss_agg": "token-mean",
             "clip": 0.2,
@@ -192,6 +191,7 @@ def differences(objective: Objective, preset: str) -> list[str]:
 
 
 def _other_choices(objective: Objective, paper: Paper, punishes: bool) -> Iterator[str]:
+    unread = {*(_OF_THE_KL if objective.kl_coef == 0 else ()), *(("adv_norm",) * (objective.baseline == "critic"))}
     for name, theirs in paper.choices.items():
         ours = getattr(objective, name)
         if name == "overlong_buffer":
@@ -203,9 +203,7 @@ def _other_choices(objective: Objective, paper: Paper, punishes: bool) -> Iterat
             if (objective.clip if ours is None else ours) != (objective.clip if theirs is None else theirs):
                 wanted = "the same bound on both sides" if theirs is None else f"{theirs:g}"
                 yield f"clip_high is {_shown(ours)}; the paper has {wanted}."
-        elif name in _OF_THE_KL and objective.kl_coef == 0:
-            continue
-        elif ours != theirs:
+        elif name not in unread and ours != theirs:
             yield f"{name} is {_shown(ours)}; the paper has {_shown(theirs)}."
 
 

@@ -254,11 +254,12 @@ def _biases_of_selection(o: Objective) -> Iterator[Remark]:
 
 def _differences(o: Objective, preset: str) -> Iterator[Remark]:
     for sentence in differences(o, preset):
-        yield Remark(kind="paper", text=sentence, at_start=False)
-    if preset == "dapo" and o.loss_agg == "token-mean":
-        yield Remark(
-            kind="paper",
-            text="preset=dapo averages over the tokens of the whole batch. The paper's formula averages over the "
-            "tokens of one group: loss_agg=group-mean-token-mean.",
-            at_start=True,
-        )
+        if preset == "dapo" and sentence.startswith("loss_agg is token-mean"):  # what nearly everybody calls DAPO
+            yield Remark(
+                kind="paper",
+                text="preset=dapo averages over the tokens of the whole batch. The paper's formula averages over the "
+                "tokens of one group: loss_agg=group-mean-token-mean.",
+                at_start=True,
+            )
+        else:
+            yield Remark(kind="paper", text=sentence, at_start=False)

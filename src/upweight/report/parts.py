@@ -106,20 +106,20 @@ def _on_advantages(o: Objective, run: Run) -> Iterator[str]:
 
 
 def _critic(o: Objective) -> Part:
-    lam = number(o.gae_lambda)
+    lam = ("", "") if o.gae_lambda == 1 else (f"{number(o.gae_lambda)}^l ", rf"{number(o.gae_lambda)}^l\, ")
     return Part(
         name="advantage",
         formulas=(
             math(
-                f"A_t = sum_{{l >= 0}} {lam}^l delta_{{t+l}}",
-                rf"A_t = \sum_{{l \geq 0}} {lam}^l\, \delta_{{t+l}}",
+                f"A_t = sum_{{l >= 0}} {lam[0]}delta_{{t+l}}",
+                rf"A_t = \sum_{{l \geq 0}} {lam[1]}\delta_{{t+l}}",
             ),
             math("delta_t = R_t + V_{t+1} - V_t", r"\delta_t = R_t + V_{t+1} - V_t"),
         ),
         says=(
-            "Generalised advantage estimation with gamma = 1 over the answer's trainable tokens (arXiv 1506.02438, "
-            "equations 11 and 16): R_t is the answer's reward on its last token and 0 before, V the critic's value, 0 "
-            "after the end.",
+            f"Generalised advantage estimation with gamma = 1, lambda = {number(o.gae_lambda)} over the answer's "
+            f"trainable tokens (arXiv 1506.02438, equations 11 and 16): R_t is the answer's reward on its last token "
+            f"and 0 before, V the critic's value, 0 after the end.",
         ),
         facts={"baseline": "critic", "gae_lambda": o.gae_lambda, "gamma": 1.0},
     )

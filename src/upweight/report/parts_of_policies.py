@@ -32,8 +32,8 @@ def kl(o: Objective, run: Run) -> Part:
         return Part(
             name="KL",
             says=(
-                f"In the reward: {beta} times the sum of k1 over the answer's tokens is subtracted, before the group "
-                "statistics and after filtering.",
+                f"In the reward: {beta} times the sum of k1 over the answer's tokens is subtracted, after filtering "
+                f"and before {'the critic' if o.baseline == 'critic' else 'the group statistics'}.",
                 f"Through the advantage, the policy gradient descends the {REVERSE} of whole answers.",
             ),
             facts={"place": "reward", "estimator": "k1", "coefficient": o.kl_coef, "descends": f"{REVERSE} of answers"},
@@ -141,31 +141,42 @@ def left_out(o: Objective, run: Run) -> Part:
     return Part(
         name="special cases",
         says=(
-            f"A group without spread: {_without_spread(o)}",
+            *_groups(o, run),
             f"A truncated answer (it used up its budget): {_truncated(o, run)}",
             "An answer that could not be judged: out of its group's mean and std, out of the loss, out of the "
             "denominators, and counted; never scored 0.",
-            "A group with fewer than two scored answers: advantage exactly 0.",
         ),
         facts={"filter_groups": o.filter_groups, "resample": o.resample, "truncated": o.truncated},
     )
 
 
-def _without_spread(o: Objective) -> str:
+def _groups(o: Objective, run: Run) -> Iterator[str]:
     if o.filter_groups:
         then = (
-            " Sampling goes on until the batch is full of groups with spread, within resample_budget rounds."
-            if o.resample
-            else ""
+            " Sampling goes on until the batch is full of others, within resample_budget rounds." if o.resample else ""
         )
-        return f"out of the loss and out of the denominators, decided on the task's reward before any shaping.{then}"
-    if o.kl_coef > 0 and o.kl_place == "loss":
-        return "its advantages are exactly 0; it stays in the denominators and feels the KL."
-    return "its advantages are exactly 0; it stays in the denominators, teaches nothing and costs no pass."
+        yield (
+            "A group without spread: out of the loss and out of the denominators, decided on the task's reward before "
+            f"any shaping.{then}"
+        )
+    if o.baseline == "critic":
+        return
+    if not o.filter_groups:
+        feels = o.kl_coef > 0 and o.kl_place == "loss"
+        what = "feels the KL" if feels else "teaches nothing and costs no pass"
+        yield f"A group without spread in R: its advantages are exactly 0; it stays in the denominators, and {what}."
+        if _punishes(o, run) or (o.kl_coef > 0 and o.kl_place == "reward"):
+            yield "R is the shaped reward, so a group that is all right or all wrong may have spread."
+    yield "A group with fewer than two scored answers: its advantages are exactly 0."
 
 
 def _truncated(o: Objective, run: Run) -> str:
     if o.truncated == "mask":
         return "out of the loss and the denominators; its task reward still counts in its group's mean and std."
-    shaped = o.overlong_buffer or (o.overlong_buffer is None and run.buffer_share)
-    return f"trained on like any other, with the reward it got{', less the overlong penalty' if shaped else ''}."
+    shaped = ", less the overlong penalty" if _punishes(o, run) else ""
+    return f"trained on like any other, with the reward it got{shaped}."
+
+
+def _punishes(o: Objective, run: Run) -> bool:
+    """Whether there is an overlong penalty."""
+    return run.buffer_share is not None if o.overlong_buffer is None else o.overlong_buffer > 0

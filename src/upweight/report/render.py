@@ -81,7 +81,7 @@ def as_latex(explanation: Explanation) -> str:
 
 def _aligned(latex: str) -> str:
     left, equals, right = latex.partition(" = ")
-    return f"{left} &{equals}{right}" if equals else latex
+    return f"{left} &= {right}" if equals else latex
 
 
 def _end(n: int, total: int) -> str:
