@@ -159,8 +159,8 @@ def random_batch(rng: random.Random, edge: str) -> Batch:
     if edge == "unscored answers":
         for row in rng.sample(range(len(groups)), 2):
             rewards[row] = NAN
-            # As a trainer lays it out in every other batch: an answer without a score has no trainable token.
-            mask[row] = [slot and rng.random() < 0.5 for slot in mask[row]]
+            if rng.random() < 0.5:  # as a trainer lays it out: an answer without a score has no trainable token
+                mask[row] = [False] * len(mask[row])
     answer = [row for row, slots in enumerate(mask) for slot in slots if slot]
     return _with_log_probs(rng, edge, mask, groups, rewards, answer)
 

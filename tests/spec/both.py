@@ -133,20 +133,20 @@ def on_flat_tensors(batch: Batch, choices: Choices, dtype: torch.dtype, index: i
 
     reference, sampler = reads(choices, random.Random(f"reads {index}"))
     objective = Objective(
-        loss_agg=choices.weights,  # type: ignore[arg-type]
-        surrogate=choices.surrogate if choices.surrogate in ("cispo", "none") else "clip",  # type: ignore[arg-type]
+        loss_agg=choices.weights,
+        surrogate=choices.surrogate if choices.surrogate in ("cispo", "none") else "clip",
         clip=choices.clip,
         clip_high=choices.clip_high,
         dual_clip=choices.dual_clip,
-        ratio_level=choices.ratio,  # type: ignore[arg-type]
+        ratio_level=choices.ratio,
         kl_coef=choices.kl_coef,
-        kl_estimator=choices.estimator,  # type: ignore[arg-type]
+        kl_estimator=choices.estimator,
         kl_grad="reverse" if choices.kl.endswith("reverse") else "naive",
         kl_place="reward" if choices.kl == "k1-reward" else "loss",
-        correction=choices.correction,  # type: ignore[arg-type]
-        correction_level=choices.level,  # type: ignore[arg-type]
+        correction=choices.correction,
+        correction_level=choices.level,
         correction_cap=choices.cap,
-        masked_tokens=choices.masked_tokens,  # type: ignore[arg-type]
+        masked_tokens=choices.masked_tokens,
     )
     live = flat(batch.live).requires_grad_()
     rows = torch.tensor(batch.answer, dtype=torch.long)

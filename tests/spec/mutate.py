@@ -53,7 +53,7 @@ def apply(mutation: Mutation, folder: Path) -> None:
         source = source.replace(before, after)
     path.write_text(source, encoding="utf-8")
     # Loaded on its own, beside the package as it is: a mutation that cannot be imported proves nothing.
-    spec = importlib.util.spec_from_file_location(f"mutated_{mutation.module}", path)
+    spec = importlib.util.spec_from_file_location(f"{folder.name}_{mutation.module}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -94,9 +94,17 @@ def judge(mutation: Mutation) -> Verdict:
 
 
 def judge_all() -> list[tuple[Mutation, Verdict]]:
-    """Two at a time, in the order of the list."""
+    """Two at a time, in the order of the list.
+
+    Raises:
+        RuntimeError: the package as it is does not pass: then a red test says nothing about a mutation.
+    """
+    unchanged = Mutation("none", "loss", ())
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(zip(MUTATIONS, pool.map(judge, MUTATIONS), strict=True))
+        first, *verdicts = pool.map(judge, (unchanged, *MUTATIONS))
+    if first.test is not None:
+        raise RuntimeError(f"the specification is red without any mutation: {first.test}\n{first.output}")
+    return list(zip(MUTATIONS, verdicts, strict=True))
 
 
 def main() -> int:
