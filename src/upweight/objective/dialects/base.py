@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Literal, NoReturn, get_origin
 
 from upweight.objective.errors import bad_parameter, nearest
 from upweight.objective.fields import must_be
@@ -148,6 +148,8 @@ class Dialect:
         owner = f"--like {self.name}"
         if isinstance(value, list | tuple):  # a pair of numbers, as its command line takes it
             value = " ".join(str(part) for part in value)
+        if isinstance(value, bool) and get_origin(known.kind) is Literal:
+            value = shown(value)
         if must := must_be(known.kind, value):
             raise bad_parameter(known.name, owner, must, value)
         too_small = known.at_least is not None and isinstance(value, int | float) and value < known.at_least

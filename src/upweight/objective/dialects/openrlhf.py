@@ -250,8 +250,8 @@ def _kl_loss(reader: Reader, coef: float, estimator: str) -> None:
         sentence = "kl.unbiased_gradient=true: the gradient of ratio times k3, which is the reverse KL's, at each token"
         reader.say(sentence, kl_coef=coef, kl_place="loss", kl_estimator="k3", kl_grad="reverse")
         reader.miss(
-            f"kl.unbiased_gradient=true reports {estimator} without the ratio, and cuts the ratio in its gradient off at "
-            "10; here the loss holds ratio times k3"
+            f"kl.unbiased_gradient=true reports {estimator} without the ratio, and its gradient's ratio stops at 10; "
+            "here the loss holds ratio times k3"
         )
         if reader.fields["correction"] != "none":
             reader.miss(

@@ -12,6 +12,20 @@ SETTINGS = (
         meaning="Which surrogate, and what the sum over tokens is divided by.",
     ),
     Setting(
+        name="gradient_accumulation_steps",
+        kind=int,
+        default=1,
+        at_least=1,
+        meaning="Micro-batches per optimiser step; bnpo's denominators are theirs.",
+    ),
+    Setting(
+        name="steps_per_generation",
+        kind=int | None,
+        default=None,
+        at_least=1,
+        meaning="Micro-batches per sampled batch; dapo and cispo divide by the batch's mean. As above where not given.",
+    ),
+    Setting(
         name="scale_rewards",
         kind=Literal["group", "batch", "none", "true", "false"],
         default="group",
@@ -150,10 +164,19 @@ def _average(reader: Reader) -> None:
     loss_type = reader.text("loss_type")
     sentence, ours = _AGGREGATION[loss_type]
     reader.say(f"loss_type={loss_type}: {sentence}", loss_agg=ours)
-    if loss_type == "bnpo":
+    parts = reader.number("gradient_accumulation_steps")
+    if loss_type == "bnpo" and parts > 1:
         reader.miss(
-            "loss_type=bnpo averages over each micro-batch's own tokens and then over micro-batches and processes; "
-            "here over all tokens of the step: the same for a single micro-batch on one process"
+            f"loss_type=bnpo with gradient_accumulation_steps={shown(parts)} averages over each micro-batch's own "
+            "tokens, then over the micro-batches; here over all tokens of the step, however it is cut"
+        )
+    elif loss_type == "bnpo":
+        reader.say("With a single micro-batch on one process that is all tokens of the step, as here")
+    sampled = reader.number_or_none("steps_per_generation")
+    if ours == "token-mean" and loss_type != "bnpo" and sampled not in (None, parts):
+        reader.miss(
+            f"steps_per_generation={shown(sampled)}: where a sampled batch feeds several optimiser steps, TRL divides "
+            "each by their mean number of tokens; here by its own"
         )
     if reader.flag("mask_truncated_completions"):
         reader.say("mask_truncated_completions=true: answers that used up their budget are left out", truncated="mask")
