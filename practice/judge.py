@@ -1,12 +1,13 @@
 """Judge your solutions of the exercises: python practice/judge.py [NAME ...].
 
-Exit codes: 0 all passed, 1 some failed, 2 the call was wrong.
+Exit codes: 0 all passed, 1 some failed, 2 the call was wrong, 130 stopped by Ctrl-C.
 """
 
 import argparse
 import difflib
 import json
 import math
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from judging.score import Score, read_score, write_score
 from judging.verdict import Verdict, verdict
 
 SHOWN_FAILURES = 3
+LONGEST = 3600
 
 EPILOG = """examples:
   python practice/judge.py                        judge everything
@@ -34,10 +36,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parser().parse_args(argv)
     try:
-        return _dispatch(options)
+        code = _dispatch(options)
+        sys.stdout.flush()
+        return code
     except CallError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader, say head, has gone: what is still buffered has nowhere to go, and Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _dispatch(options: argparse.Namespace) -> int:
@@ -84,8 +95,8 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, at most {LONGEST}, got {text!r}")
     return value
 
 
@@ -132,7 +143,7 @@ def _words(result: Verdict) -> str:
         if failure.why:
             lines.append(f"    because {failure.why}")
     if len(result.failures) > SHOWN_FAILURES:
-        lines.append(f"  and {len(result.failures) - SHOWN_FAILURES} more cases; --json lists all")
+        lines.append(f"  and {len(result.failures) - SHOWN_FAILURES} more; --json lists all")
     if result.printed and result.status != "passed":
         lines.append("  it printed:")
         lines.extend(f"    {line}" for line in result.printed.splitlines()[:20])

@@ -1,6 +1,8 @@
 """The judge outlives what it judges, and says what went wrong in a person's terms."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -184,6 +186,7 @@ def test_a_known_name_is_needed_and_the_nearest_is_named() -> None:
         ("cispo", "--file", "judge.py", "--solutions"),
         ("cispo", "--seconds", "0"),
         ("cispo", "--seconds", "soon"),
+        ("cispo", "--seconds", "1e12"),
         ("--no-such-option",),
     ],
 )
@@ -262,3 +265,46 @@ def test_without_pytorch_one_exercise_says_what_it_needs(
     torch, plain = answer["exercises"]
     assert (code, torch["status"], plain["status"]) == (1, "unjudged", "passed")
     assert "needs PyTorch" in torch["note"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX systems")
+def test_an_interrupt_ends_the_judge_and_what_it_judges(tmp_path: Path) -> None:
+    mine, marker = tmp_path / "mine.py", tmp_path / "pid"
+    write = f"import os\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n"
+    mine.write_text(write)
+    arguments = [str(PRACTICE / "judge.py"), "cispo", "--file", str(mine), "--no-score", "--seconds", "100"]
+    started = subprocess.Popen([sys.executable, *arguments], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (marker.exists() and marker.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=60)
+    assert (started.returncode, said) == (130, "stopped\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
+
+
+def test_a_missing_exercise_file_is_said_and_the_others_are_judged(
+    judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import judge as program
+
+    monkeypatch.setattr(program, "exercise_file", lambda name, _: tmp_path / f"{name}.py")
+    (tmp_path / "overlong_penalty.py").write_text(RAMP)
+    code, answer = judge("gae", "overlong_penalty")
+    assert (code, [one["status"] for one in answer["exercises"]]) == (1, ["failed", "passed"])
+    assert "gae.py is missing" in answer["exercises"][0]["note"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX systems")
+def test_a_reader_that_stops_reading_gets_no_traceback() -> None:
+    started = subprocess.Popen(
+        [sys.executable, str(PRACTICE / "judge.py"), "--list", "--no-score"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started.stdout.close()
+    assert started.stderr.read() == ""
+    started.stderr.close()
+    assert started.wait(timeout=60) == 141
