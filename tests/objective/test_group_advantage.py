@@ -80,6 +80,16 @@ def test_two_groups_without_spread_give_zero_in_any_order() -> None:
         assert group_advantages(values(*rewards), list(ids)).tolist() == [0.0] * 4
 
 
+def test_statistics_of_float32_rewards_are_made_in_float64() -> None:
+    """2^24, + 2, + 2: in float32 their mean is rounded to the larger one, and two advantages would be 0."""
+    advantages = group_advantages(values(2.0**24, 2.0**24 + 2, 2.0**24 + 2, dtype=torch.float32), scale="none")
+    assert_close(advantages, values(-4 / 3, 2 / 3, 2 / 3, dtype=torch.float32))
+
+
+def test_large_advantages_are_neither_clamped_nor_whitened() -> None:
+    assert group_advantages(values(100, 0, 60, 20), [0, 0, 1, 1], scale="none").tolist() == [50.0, -50.0, 20.0, -20.0]
+
+
 @pytest.mark.parametrize("scale", ["std", "none", "batch"])
 @pytest.mark.parametrize("baseline", ["mean", "leave-one-out"])
 def test_permuted_answers_have_permuted_advantages_that_sum_to_zero_in_their_group(scale: str, baseline: str) -> None:

@@ -122,6 +122,26 @@ def test_k3_stops_growing_at_twenty_nats_below_the_reference() -> None:
     assert logprobs.grad[1:].tolist() == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize(("estimator", "value", "slope"), [("k1", -30.0, 1.0), ("k2", 450.0, -30.0)])
+def test_k1_and_k2_are_not_cut_off(estimator: str, value: float, slope: float) -> None:
+    logprobs = torch.tensor([-30.0], requires_grad=True)
+    estimate = kl_estimate(logprobs, torch.zeros(1), estimator)
+    estimate.backward()
+    assert (estimate.item(), logprobs.grad.item()) == (value, slope)
+
+
+def test_the_kl_is_averaged_with_the_weights_of_the_policy_loss() -> None:
+    """k2 = 2 in an answer of one token and 0 in one of three: half of it by answers, a quarter by tokens."""
+    logprobs, mask = torch.full((2, 3), -1.0), torch.tensor([[1, 0, 0], [1, 1, 1]])
+    reference = logprobs - torch.tensor([[2.0], [0.0]])
+    for loss_agg, share in (("seq-mean-token-mean", 1 / 2), ("token-mean", 1 / 4)):
+        loss, _ = grpo_loss(
+            logprobs, None, torch.zeros(2), mask, loss_agg=loss_agg, kl_coef=1.0, kl_estimator="k2",
+            ref_logprobs=reference,
+        )  # fmt: skip
+        assert_close(loss.item(), 2.0 * share)
+
+
 def test_the_reference_and_the_old_policy_get_no_gradient() -> None:
     others = [torch.tensor([[-2.0]], requires_grad=True) for _ in range(3)]
     old, reference, sampler = others

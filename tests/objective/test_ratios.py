@@ -75,6 +75,30 @@ def test_the_sequence_ratio_is_the_geometric_mean_over_trainable_tokens() -> Non
     assert_close((loss.item(), metrics["ratio_mean"]), (-4.0, 4.0))
 
 
+def test_a_token_that_a_correction_rejects_still_counts_in_the_sequence_ratio() -> None:
+    """sqrt(2 * 8) = 4, where the token that is kept alone has 2; the other one is out of the loss."""
+    old = torch.zeros(1, 2)
+    loss, metrics = grpo_loss(
+        torch.tensor([[2.0, 8.0]]).log(), old, torch.ones(1), torch.ones(1, 2), ratio_level="sequence",
+        surrogate="none", sampler_logprobs=old - torch.tensor([[1.0, 9.0]]).log(), correction="mis",
+    )  # fmt: skip
+    assert_close((loss.item(), metrics["ratio_mean"], metrics["rejected"]), (-2.0, 4.0, 0.5))
+
+
+@pytest.mark.parametrize(("advantages", "own"), [([1.0], (2.0, 2.0)), ([[1.0, 1.0]], (1.0, 3.0))])
+def test_under_a_sequence_ratio_a_token_follows_the_mean_of_its_answers_corrections(
+    advantages: list[float], own: tuple[float, float]
+) -> None:
+    """c = (1, 3): each token's slope has their mean, 2; in the GSPO-token form each has its own."""
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    loss, _ = grpo_loss(
+        logprobs, None, torch.tensor(advantages), torch.ones(1, 2), ratio_level="sequence", surrogate="none",
+        sampler_logprobs=-torch.tensor([[1.0, 3.0]]).log(), correction="is",
+    )  # fmt: skip
+    loss.backward()
+    assert_close(logprobs.grad, -torch.tensor([own]) / 2)
+
+
 def test_on_policy_every_ratio_is_exactly_one() -> None:
     logprobs = -torch.rand(3, 50, generator=torch.Generator().manual_seed(0)) * 20
     for level, advantages in (("token", torch.ones(3)), ("sequence", torch.ones(3)), ("sequence", torch.ones(3, 50))):

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from upweight.objective.dense import grpo_loss
+from upweight.objective.presets import PRESETS, preset
 
 
 def one_token(ratio: float, advantage: float, *, logprob: float = -1.0, **options: object) -> tuple[float, float, dict]:
@@ -92,6 +93,15 @@ def test_the_cispo_weight_carries_no_gradient_of_its_own(ratio: float, weight: f
 def test_the_cap_of_cispo_is_one_plus_clip_high() -> None:
     """B36."""
     assert_close(one_token(3.0, 1.0, logprob=-1.0, surrogate="cispo", clip_high=0.28)[0], 1.28)
+
+
+def test_the_preset_cispo_has_a_ceiling_of_five_and_no_floor() -> None:
+    assert preset("cispo").bounds == (0.0, 5.0)
+
+
+def test_dual_clip_is_off_unless_it_is_asked_for() -> None:
+    assert one_token(50.0, -1.0)[0] == pytest.approx(50.0)
+    assert all(preset(name).dual_clip is None for name in PRESETS)
 
 
 def test_cispo_counts_the_weights_it_changes() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from upweight.objective.errors import UsageError
 from upweight.policy.load import load_policy
@@ -105,6 +105,22 @@ def test_train_and_eval_mode_give_identical_scores(tiny: Policy) -> None:
     in_train = tiny.score([[1, 2]], [[3, 4]]).logprobs
     tiny.model.eval()
     assert torch.equal(in_eval, in_train)
+
+
+def test_dropout_is_off_in_a_policy_and_in_its_frozen_copy() -> None:
+    """The model comes with dropout and in training mode; every score is that of the whole model."""
+    tokenizer = load_policy("tiny").tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        attention_dropout=0.5, bos_token_id=None, eos_token_id=257, pad_token_id=256,
+    )  # fmt: skip
+    policy = Policy(model=LlamaForCausalLM(config).train(), tokenizer=tokenizer, name="dropout")
+    prompt, completion = [[1, 2, 3, 4, 5, 6]], [[7, 8, 9, 10]]
+    first = policy.score(prompt, completion).logprobs
+    for scorer in (policy, policy.frozen_copy()):
+        assert torch.equal(scorer.score(prompt, completion).logprobs, first)
+    policy.model.train()
+    assert not torch.equal(policy.score(prompt, completion).logprobs, first)
 
 
 def test_kept_sets_are_replayed_token_by_token(tiny: Policy) -> None:

@@ -68,6 +68,22 @@ def test_a_masked_truncated_answer_is_out_of_the_loss(group: Callable[..., Group
     assert (kept.trained.tolist(), kept.seq_id.tolist()) == ([True, True], [0] * 4 + [1] * 4)
 
 
+def test_a_masked_truncated_answer_still_counts_in_its_groups_baseline(
+    group: Callable[..., Group], completion: Any
+) -> None:
+    """Rewards (1, 0, 0), the last one masked: the mean is 1/3; over the two that are trained on it would be 1/2."""
+    answers = [completion([97]), completion([97]), completion([97], reason=FinishReason.LENGTH)]
+    groups = [group([1.0, 0.0, 0.0], completions=answers)]
+    assert advantages_of(shaped(groups, dataclasses.replace(PLAIN, truncated="mask"))) == [0.666667, -0.333333]
+
+
+def test_the_batchs_std_is_over_filtered_groups_too(group: Callable[..., Group]) -> None:
+    """Rewards (1, 0, 1, 1): std 0.5; over the informative group alone it would be the root of a half."""
+    objective = dataclasses.replace(PLAIN, adv_norm="batch", adv_eps=0.0, filter_groups=True)
+    batch = shaped([group([1.0, 0.0], [1, 1], row=0), group([1.0, 1.0], [1, 1], row=1)], objective)
+    assert advantages_of(batch) == [1.0, -1.0]
+
+
 @pytest.mark.parametrize(("length", "penalty"), [(80, 0.0), (81, -0.05), (90, -0.5), (99, -0.95), (100, -1.0)])
 def test_the_overlong_penalty_is_added_to_the_task_reward(
     group: Callable[..., Group], length: int, penalty: float

@@ -67,6 +67,19 @@ def test_the_gradient_is_scaled_before_the_moments() -> None:
     assert torch.equal(one.detach(), other.detach())
 
 
+def test_adam_has_its_usual_constants_and_the_weights_do_not_decay_by_default(run_args: Args) -> None:
+    """Gradients 1 and then 3: moments with betas 0.9 and 0.999, bias-corrected, over the root plus 1e-8."""
+    weight = parameter(1.0)
+    optimizer = MasterAdamW([weight], weight_decay=run_args().weight_decay)
+    expected, first, second = 1.0, 0.0, 0.0
+    for step, gradient in enumerate((1.0, 3.0), start=1):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step(0.1)
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        expected -= 0.1 * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    assert weight.tolist() == pytest.approx([expected] * 3, rel=1e-6)
+
+
 def test_the_norm_is_over_all_parameters_and_not_finite_where_any_is() -> None:
     """sqrt(3 * 1 + 3 * 4) = sqrt(15)."""
     one, other, idle = parameter(0.0), parameter(0.0), parameter(0.0)

@@ -66,6 +66,16 @@ def test_the_denominator_counts_what_is_left_after_masking(group: Callable[..., 
     assert float((update.weights * 0.5).sum()) == pytest.approx(0.5)
 
 
+def test_a_masked_truncated_answer_leaves_the_count_of_answers(group: Callable[..., Group], completion: Any) -> None:
+    """Two of three answers are left: each token of theirs weighs 1 / (2 * 3), not 1 / (3 * 3)."""
+    from upweight.rollout.completion import FinishReason
+
+    answers = [completion([97] * 3), completion([98] * 4, reason=FinishReason.LENGTH), completion([99] * 3)]
+    objective = dataclasses.replace(NO_KL, truncated="mask", loss_agg="seq-mean-token-mean")
+    [update] = planned([group([1.0, 0.0, 0.0], completions=answers)], objective)
+    assert update.weights.tolist() == pytest.approx([1 / 6] * 6)
+
+
 def test_five_equal_answers_with_room_for_two_make_three_passes(group: Callable[..., Group]) -> None:
     """B09: the tail is not dropped."""
     [update] = planned([group([1.0, 0.0, 0.0, 0.0, 0.0])], micro_batch_tokens=2 * (3 + 3))

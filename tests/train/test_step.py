@@ -98,6 +98,48 @@ def test_before_the_first_update_every_ratio_is_1(
     assert abs(report.ratio_max - 1.0) < 1e-5
 
 
+@pytest.mark.parametrize(("how", "calls"), [({}, 1), ({"minibatches": 2}, 3), ({"epochs_per_batch": 3}, 4)])
+def test_the_old_policy_costs_a_pass_only_where_there_is_more_than_one_update(
+    group: Callable[..., Group],
+    learner: Callable[..., Learner],
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, int],
+    calls: int,
+) -> None:
+    """One pass an update, and one before the first where the ratio can leave 1."""
+    scored: list[int] = []
+    real = Policy.score
+
+    def counted(self: Policy, prompts: Any, completions: Any, **options: Any) -> TokenScores:
+        scored.append(len(prompts))
+        return real(self, prompts, completions, **options)
+
+    monkeypatch.setattr(Policy, "score", counted)
+    training_step(learner([group([1.0, 0.0], row=0), group([1.0, 0.0], row=1)], **how), 1)
+    assert len(scored) == calls
+
+
+@pytest.mark.parametrize(("kl_coef", "moved"), [(0.04, True), (0.0, False)])
+def test_adam_makes_steps_of_a_vanishing_kl_gradient(
+    group: Callable[..., Group],
+    learner: Callable[..., Learner],
+    policy: Policy,
+    weights_of: Any,
+    nudged: Any,
+    kl_coef: float,
+    moved: bool,
+) -> None:
+    """All wrong, and a reference that differs by what rounding does: a gradient below 1e-5 moves weights by the rate."""
+    reference = nudged(policy.frozen_copy(), seed=1, scale=1e-6) if kl_coef else None
+    before = weights_of(policy)
+    work = learner([group([0.0, 0.0])], policy=policy, reference=reference, objective=Objective(kl_coef=kl_coef))
+    report, _ = training_step(work, 1)
+    furthest = float((weights_of(policy) - before).abs().max())
+    assert (report.informative, report.updates) == (0.0, int(moved))
+    assert report.grad_norm < 1e-5
+    assert furthest > 0.5 * work.args.learning_rate if moved else furthest == 0.0
+
+
 @pytest.mark.parametrize("how", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.8, "temperature": 1.5}])
 def test_training_scores_the_distribution_that_was_sampled_from(
     learner: Callable[..., Learner], policy: Policy, how: dict[str, float]
