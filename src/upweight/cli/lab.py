@@ -94,6 +94,13 @@ NAMES: Mapping[str, Name] = {
         example="--plot strip.svg",
         figure_file="strip.svg",
     ),
+    "small-world": Name(
+        module="upweight.lab.small_world.experiment",
+        parameters="upweight.lab.small_world.parameters:SmallWorldParameters",
+        summary="every estimator against the truth, in a world small enough to enumerate",
+        example="--group_sizes 2,8,64 --out small-world",
+        figure=False,
+    ),
     "self-test": Name(
         module="upweight.lab.self_test",
         parameters="upweight.lab.parameters:SelfTestParameters",

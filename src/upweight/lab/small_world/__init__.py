@@ -1,0 +1,1 @@
+"""A world small enough to enumerate: every estimator against the truth."""
