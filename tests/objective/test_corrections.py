@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from upweight.objective.correction import correction_terms
 from upweight.objective.dense import grpo_loss
+from upweight.objective.presets import PRESETS, preset
 
 NAN = float("nan")
 ONE_ANSWER = torch.zeros(3, dtype=torch.long)
@@ -33,6 +34,14 @@ def weights_for(ratios: list[float], seq_id: Tensor | None = None, **options: ob
 )
 def test_tis_cuts_down_to_the_cap_and_mis_drops_above_it(kind: str, weights: list[float], rejected: list[bool]) -> None:
     assert weights_for([0.5, 1.5, 3.0], kind=kind, cap=2.0) == (weights, rejected)
+
+
+def test_nothing_is_corrected_unless_it_is_asked_for() -> None:
+    """A sampler that is ten nats off is measured, and the loss stays."""
+    logprobs = torch.full((1, 2), -1.0)
+    loss, metrics = grpo_loss(logprobs, None, torch.ones(1), torch.ones(1, 2), sampler_logprobs=logprobs - 10.0)
+    assert (loss.item(), metrics["mismatch"]) == (-1.0, 10.0)
+    assert {preset(name).correction for name in PRESETS} == {"none"}
 
 
 def test_mis_keeps_a_ratio_right_at_the_cap() -> None:

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from upweight.objective.dense import grpo_loss
 from upweight.objective.presets import PRESETS, preset
+from upweight.objective.surrogate import clip_surrogate
 
 
 def one_token(ratio: float, advantage: float, *, logprob: float = -1.0, **options: object) -> tuple[float, float, dict]:
@@ -52,6 +53,16 @@ def test_a_ratio_right_at_the_bound_keeps_its_whole_gradient() -> None:
     loss.backward()
     assert logprobs.grad.item() == -1.0
     assert metrics["clipfrac"] == 0.0
+
+
+def test_a_ratio_just_above_the_bound_has_no_gradient_where_rounding_makes_a_tie() -> None:
+    """The next float above 1.2 gives 1.2 A again for some A; the minimum of the two would pass half a gradient."""
+    bound = torch.tensor(1.2)
+    advantages = torch.arange(1, 1001) / 1000
+    ratio = torch.nextafter(bound, torch.tensor(2.0)).repeat(1000).requires_grad_()
+    assert (ratio * advantages == bound * advantages).any()
+    clip_surrogate(ratio, advantages, low=0.8, high=float(bound)).value.sum().backward()
+    assert ratio.grad is None or not ratio.grad.any()
 
 
 @pytest.mark.parametrize(

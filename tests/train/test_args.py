@@ -46,6 +46,11 @@ def test_the_learning_rate_follows_the_size_of_the_model(parameters: int | None,
     assert resolve_args(args, make_task("arithmetic", chat=False), "cpu", parameters).learning_rate == rate
 
 
+def test_by_default_the_rate_rises_over_a_tenth_of_the_steps_and_then_falls_linearly() -> None:
+    args = resolve_args(TrainArgs(max_steps=50), make_task("arithmetic", chat=False), "cpu")
+    assert (args.lr_warmup_steps, args.lr_schedule, args.weight_decay) == (5, "linear", 0.0)
+
+
 def test_chats_for_a_model_without_a_template_are_refused_before_it_is_made(tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     file.write_text(json.dumps({"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"}) + "\n")
