@@ -134,7 +134,7 @@ def _exact(
 ) -> tuple[tuple[float, ...], float, float]:
     """Weight of each prompt, angle and noise."""
     prompts = len(share)
-    right, wrong = _coefficients(kind, size, share)  # [P, G + 1, 3]: probability, E[A], E[A^2] or E[A A'], given k
+    right, wrong = _coefficients(kind, size, share)
     count = torch.arange(size + 1, dtype=torch.float64)
     first = {1: (right.mean * count).sum(1), 0: (wrong.mean * (size - count)).sum(1)}
     mean = sum(first[r][:, None, None] * moments[r].mean for r in (0, 1)) / size
@@ -321,8 +321,8 @@ def sentences(result: AdvantageResult) -> tuple[str, ...]:
     (least, at_least), (most, at_most) = pairs[0], pairs[-1]
     lines.append(
         f"Divided by the std at G={largest}, a prompt answered right with p={at_most:g} weighs {most / least:.2f} "
-        f"times what one with p={at_least:g} does ({most:.2f} against {least:.2f} times its true gradient); the gradient of "
-        f"all prompts points {std.angle:.1f} degrees away from the true one. With the batch's std they all weigh "
+        f"times what one with p={at_least:g} does ({most:.2f} against {least:.2f} times its true gradient); "
+        f"the gradient of all prompts points {std.angle:.1f} degrees away from the true one. With the batch's std they all weigh "
         f"alike to {_spread(at['batch', 'mean']):.1%}, and the angle is {at['batch', 'mean'].angle:.1f} degrees."
     )
     held, count = coverage(result)

@@ -78,10 +78,16 @@ class _Directions:
     """Exact gradients of what an update is judged by, each [P, S, V]."""
 
     reward: Tensor
+    """Of the expected reward: the true policy gradient."""
+
     length: Tensor
+    """Of the mean length of answers."""
+
     length_of_wrong: Tensor
+    """Of the mean length of wrong answers."""
 
     def per_reward(self, gradient: Tensor, what: Tensor) -> float:
+        """Change of `what` per reward gained, along a gradient."""
         return ((gradient * what).sum() / (gradient * self.reward).sum()).item()
 
 

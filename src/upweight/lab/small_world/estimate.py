@@ -105,8 +105,13 @@ def answer_gradients(world: World, objective: Objective, source: Source, logits:
     by_slot = torch.zeros(prompts * answers, size, dtype=torch.float64)
     by_slot = by_slot.index_put((world.seq_id, world.slot % size), -per_token, accumulate=True)
     by_slot = by_slot.view(prompts, answers, *table.shape[1:])
-    jacobian = torch.func.vmap(torch.func.vmap(torch.func.jacrev(lambda row: row.log_softmax(-1))))(table)
-    return torch.einsum("pasv,psvw->pasw", by_slot, jacobian)
+    return torch.einsum("pasv,psvw->pasw", by_slot, _jacobian(table))
+
+
+def _jacobian(table: Tensor) -> Tensor:
+    """[P, S, V, V] derivative of each log-probability by the logits of its prefix."""
+    of_row = torch.func.jacrev(lambda row: row.log_softmax(-1))
+    return torch.func.vmap(torch.func.vmap(of_row))(table)
 
 
 def _loss(world: World, objective: Objective, source: Source, logprobs: Tensor, weights: Tensor) -> Tensor:
@@ -208,6 +213,6 @@ def along(world: World, steps: Steps, advantages: Tensor, weights: Tensor, direc
         weights=weights, seq_id=steps.seq_id,
     )  # fmt: skip
     (per_token,) = torch.autograd.grad(terms.loss, logprobs)
-    slope = torch.func.jvp(lambda table: table.log_softmax(-1), (world.logits,), (direction,))[1].flatten()
+    slope = torch.einsum("psvw,psw->psv", _jacobian(world.logits), direction).flatten()
     moments = torch.zeros(steps.reward[..., 0].numel(), dtype=torch.float64)
     return moments.index_add(0, steps.group, -per_token * slope[steps.slot]).view(steps.reward.shape[:2])
