@@ -54,7 +54,8 @@ def clip_surrogate(
     advantages = advantages.detach()
     above = (advantages > 0) & (ratio > high)
     below = (advantages < 0) & (ratio < low)
-    # Selected, not torch.minimum: at a tie that would halve the gradient between two branches.
+    # Selected, not torch.minimum: a ratio just above the bound may tie with it once A is multiplied in and rounded, and
+    # there `minimum` passes half a gradient.
     value = torch.where(above | below, ratio.detach().clamp(low, high) * advantages, ratio * advantages)
     dual = torch.zeros_like(above)
     if dual_clip is not None:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 CHUNK_ELEMENTS = 1 << 22
 
 # Stands for -inf inside a chunk: its exp is exactly 0, and 0 * it is 0 where 0 * -inf would be NaN.
-_FLOOR = -1e30
+FLOOR = -1e30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +75,9 @@ def _shifted(
     if temperature != 1.0:
         z /= temperature
     if kept is not None:
-        z.masked_fill_(~kept_mask(kept[where], z.shape[1], z.device), _FLOOR)
+        z.masked_fill_(~kept_mask(kept[where], z.shape[1], z.device), FLOOR)
     z -= z.amax(dim=1, keepdim=True)
-    z.clamp_(min=_FLOOR)
+    z.clamp_(min=FLOOR)
     e = z.exp()
     return z, e, e.sum(dim=1, keepdim=True)
 
@@ -113,7 +113,7 @@ class _TokenLogprobs(torch.autograd.Function):
             log_total = total.log().squeeze(1)
             logprobs[where] = z.gather(1, targets[where, None]).squeeze(1) - log_total
             entropy[where] = log_total - (e.mul_(z).sum(dim=1) / total.squeeze(1))
-        if kept is not None and bool((logprobs < 0.5 * _FLOOR).any()):
+        if kept is not None and bool((logprobs < 0.5 * FLOOR).any()):
             raise ValueError("A token lies outside the kept set it came with: its log-probability would be -inf.")
         entropy.clamp_(min=0.0)
         ctx.save_for_backward(logits, targets)

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from upweight.objective.errors import UsageError, bad_parameter
+from upweight.policy.decoder import Decoder
+from upweight.policy.head import head_logprobs
 from upweight.policy.logprob import TokenScores, token_logprobs
+from upweight.policy.pack import Pack, TreeAttend, pack
 from upweight.policy.quiet import quiet_transformers
 from upweight.tasks.prompt import Prompt
 
@@ -61,6 +64,11 @@ class Policy:
     def has_chat_template(self) -> bool:
         """Whether lists of messages can be encoded."""
         return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a pass encodes a prompt once for all of its answers, and pads nothing."""
+        return Decoder.fits(self.model)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, begin-of-sequence token at most once.
@@ -113,9 +121,10 @@ class Policy:
     ) -> TokenScores:
         """Log-probability and entropy of every completion token, given its prompt and the tokens before it.
 
-        One forward pass over prompts padded on the left and completions padded on the right, with mask and positions
-        given, so the scores of a sequence do not depend on its neighbours. Logits exist for completion positions
-        alone; the last token of a completion is a label only and is not fed.
+        One forward pass; the scores of a sequence do not depend on its neighbours. Where the model's layers are known
+        (`shares_prompts`), equal prompts are encoded once, nothing is padded, and the logits never exist as a whole.
+        Elsewhere prompts are padded on the left and completions on the right, with mask and positions given. The last
+        token of a completion is a label only and is not fed.
 
         Args:
             prompts: B prompts as ids, each at least one token.
@@ -137,6 +146,9 @@ class Policy:
         if not flat:
             empty = torch.zeros(0, device=self.device)
             return TokenScores(logprobs=empty, entropy=empty)
+        sets = None if kept is None else _per_token(kept, lengths)
+        if self.shares_prompts:
+            return self._score_packed(pack(prompts, completions), temperature, sets)
         input_ids, attention, positions = self._pad(prompts, completions)
         width = max(lengths)
         logits = self.model(
@@ -155,9 +167,18 @@ class Policy:
             rows,
             torch.tensor(flat, device=rows.device),
             temperature=temperature,
-            kept=None if kept is None else _per_token(kept, lengths),
+            kept=sets,
         )
         return TokenScores(logprobs=logprobs, entropy=entropy)
+
+    def _score_packed(self, layout: Pack, temperature: float, kept: Sequence[np.ndarray | None] | None) -> TokenScores:
+        hidden = Decoder(self.model).hidden(layout.ids, layout.positions, TreeAttend(layout, self.dtype))
+        hidden, head = hidden[layout.predicts], self.model.lm_head
+        if type(head) is torch.nn.Linear and head.bias is None:
+            scores = head_logprobs(hidden, head.weight, layout.targets, temperature=temperature, kept=kept)
+        else:  # an adapter, a bias
+            scores = token_logprobs(head(hidden), layout.targets, temperature=temperature, kept=kept)
+        return TokenScores(logprobs=scores[0], entropy=scores[1])
 
     def _pad(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]

@@ -1,19 +1,19 @@
 """`LocalEngine`: sampling with the policy's own weights, in this process.
 
-Shapes: S sequences of a chunk, A of them still alive, P columns of padded prompts, T new tokens, V words.
+Shapes: S sequences of a call, A of them being decoded, T new tokens, V words.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.policy.policy import Policy, cache_argument
+from upweight.policy.decoder import Decoder
+from upweight.policy.policy import Policy
+from upweight.rollout.cached import PaddedRows, Rows, SharedRows
 from upweight.rollout.completion import Completion, FinishReason, Sampling
 from upweight.rollout.draw import draw_tokens
 from upweight.rollout.noise import uniforms
@@ -27,23 +27,23 @@ _KeptStep = tuple[list[int], np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Chunk:
-    """Sequences that are sampled together: `samples` answers to each of `prompts`."""
+class _Order:
+    """Answers to one prompt that are begun together."""
 
-    prompts: Sequence[int]
-    """Places of the prompts in the call."""
+    prompt: int
+    """Place of the prompt in the call."""
 
     samples: range
-    """Numbers of the answers, the same for each prompt."""
+    """Numbers of the answers."""
 
 
 class LocalEngine:
     """Samples from a policy with a KV cache; implements `Engine`.
 
-    Each prompt goes through the model once and its cache is repeated for its answers. Sequences that have ended
-    leave the batch. Noise is keyed by (seed, row, draw, sample, position), so an answer does not depend on the
-    batch, the order or the chunk it was sampled in (up to rounding of the logits, which can only matter where the
-    noise falls within it of a boundary).
+    Each prompt goes through the model once, and its answers share what the model remembers of it. Sequences that have
+    ended leave the batch; where the model's layers are known (`Decoder.fits`), new ones take their place. Noise is
+    keyed by (seed, row, draw, sample, position), so an answer does not depend on the batch, the order or the company it
+    was sampled in (up to rounding of the logits, which can only matter where the noise falls within it of a boundary).
     """
 
     def __init__(self, policy: Policy, *, max_batch_tokens: int = 32768) -> None:
@@ -51,8 +51,8 @@ class LocalEngine:
 
         Args:
             policy: the model that samples.
-            max_batch_tokens: bound on sequences x (prompt + new tokens) of one chunk, which bounds the memory of
-                the cache. At least one sequence is always sampled. Never changes what is sampled.
+            max_batch_tokens: bound on the sequences' prompts and new tokens that are remembered at once, which bounds
+                memory. At least one sequence is always sampled. Never changes what is sampled.
 
         Raises:
             UsageError: max_batch_tokens below 1.
@@ -61,7 +61,6 @@ class LocalEngine:
             raise bad_parameter("max_batch_tokens", "LocalEngine", "at least 1", max_batch_tokens)
         self.policy = policy
         self.max_batch_tokens = max_batch_tokens
-        self._cache_argument = cache_argument(policy.model)
 
     def generate(
         self,
@@ -81,15 +80,9 @@ class LocalEngine:
         """
         self._check(prompt_token_ids, n, sampling, keys)
         named = [(place, 0) for place in range(len(prompt_token_ids))] if keys is None else list(keys)
-        answers: list[list[Completion]] = [[] for _ in prompt_token_ids]
         with torch.inference_mode():
-            for chunk in self._chunks([len(prompt) for prompt in prompt_token_ids], n, sampling.max_new_tokens):
-                prompts = [prompt_token_ids[place] for place in chunk.prompts]
-                noise = _noise(sampling, [named[place] for place in chunk.prompts], chunk.samples)
-                completions = self._sample(prompts, noise, len(chunk.samples), sampling)
-                for number, completion in enumerate(completions):
-                    answers[chunk.prompts[number // len(chunk.samples)]].append(completion)
-        return answers
+            completions = self._sample(prompt_token_ids, _noise(sampling, named, range(n)), n, sampling)
+        return [completions[place * n : (place + 1) * n] for place in range(len(prompt_token_ids))]
 
     def _check(
         self,
@@ -116,47 +109,67 @@ class LocalEngine:
                     f"--max_new_tokens to at most {max(0, limit - len(prompt))}."
                 )
 
-    def _chunks(self, lengths: Sequence[int], n: int, budget: int) -> Iterator[_Chunk]:
-        """Prompts of similar length together, as many as fit; one prompt's answers are cut where they do not fit."""
-        order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
-        start = 0
-        while start < len(order):
-            # Sorted, so the first prompt of a chunk is its longest.
-            room = max(1, self.max_batch_tokens // (lengths[order[start]] + budget))
-            count = max(1, room // n)
-            for first in range(0, n, room):
-                yield _Chunk(prompts=order[start : start + count], samples=range(first, min(n, first + room)))
-            start += count
+    def _plan(self, lengths: Sequence[int], n: int, budget: int) -> tuple[Rows, list[_Order]]:
+        """The memory, and the answers in the order in which they join: prompts of similar length together.
 
-    def _sample(
-        self, prompts: Sequence[Sequence[int]], noise: Tensor, repeats: int, sampling: Sampling
-    ) -> list[Completion]:
-        """Answers to the prompts, `repeats` each, in order; `noise` is [S, T] float64."""
+        One prompt's answers are begun in parts where they do not fit at once.
+        """
+        longest, shared = max(lengths), Decoder.fits(self.policy.model)
+        room = self.max_batch_tokens - longest if shared else self.max_batch_tokens
+        each = budget if shared else longest + budget
+        width = min(n, max(1, room // each))
+        orders = [
+            _Order(prompt=place, samples=range(first, min(n, first + width)))
+            for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+            for first in range(0, n, width)
+        ]
+        if not shared:
+            return PaddedRows(self.policy, max(1, room // (width * each))), orders
+        at_once = max(1, self.max_batch_tokens // (longest + width * budget))
+        return SharedRows(
+            self.policy,
+            prompts=min(len(orders), at_once),
+            width=width,
+            prompt_tokens=longest,
+            new_tokens=budget,
+        ), orders
+
+    def _sample(self, prompts: Sequence[Sequence[int]], noise: Tensor, n: int, sampling: Sampling) -> list[Completion]:
+        """Answers to the prompts, `n` each, in order; `noise` is [S, T] float64."""
         count, budget = noise.shape
+        if not count:
+            return []
         device = self.policy.device
         ids = torch.full((count, budget), self.policy.pad_id, device=device)
         logprobs = torch.zeros(count, budget, device=device)
         kept: list[_KeptStep] = []
         noise = noise.to(device)
-        rows = torch.arange(count, device=device)
-        alive = torch.ones(count, dtype=torch.bool, device=device)
         ends = torch.tensor(sorted(self.policy.end_ids), dtype=torch.int64, device=device)
-        state = _Decoder(self.policy.model, self._cache_argument, self.policy.pad_id, device)
-        logits = state.prefill(prompts, repeats)
-        for position in range(budget):
-            tokens, logp, mask = draw_tokens(logits, noise[rows, position], sampling)
-            ids[rows, position], logprobs[rows, position] = tokens, logp
+        memory, waiting = self._plan([len(prompt) for prompt in prompts], n, budget)
+        rows = torch.zeros(0, dtype=torch.long, device=device)
+        positions, ended, logits = rows, rows.bool(), logprobs[:0]
+        while waiting or len(rows):
+            joining, waiting = waiting[: memory.room()], waiting[memory.room() :]
+            if joining:
+                new = memory.admit([prompts[order.prompt] for order in joining], [len(o.samples) for o in joining])
+                logits = torch.cat([logits, new]) if len(rows) else new
+                numbers = torch.tensor([o.prompt * n + number for o in joining for number in o.samples], device=device)
+                fresh = torch.zeros_like(numbers)
+                rows, positions = torch.cat([rows, numbers]), torch.cat([positions, fresh])
+                ended = torch.cat([ended, fresh.bool()])
+            tokens, logp, mask = draw_tokens(logits, noise[rows, positions], sampling)
+            ids[rows, positions], logprobs[rows, positions] = tokens, logp
             if mask is not None:
                 kept.append((rows.tolist(), mask.sum(dim=1).cpu().numpy(), mask.nonzero()[:, 1].int().cpu().numpy()))
-            alive &= ~torch.isin(tokens, ends)
-            left = int(alive.sum())
-            if left == 0 or position == budget - 1:
-                break
-            if left <= _COMPACT_BELOW * len(rows):
-                chosen = alive.nonzero().squeeze(1)
-                state.select(chosen)
-                rows, tokens, alive = rows[chosen], tokens[chosen], alive[chosen]
-            logits = state.step(tokens)
+            positions = positions + 1
+            full = positions == budget
+            ended |= torch.isin(tokens, ends) | full
+            if bool(full.any()) or len(rows) - int(ended.sum()) <= _COMPACT_BELOW * len(rows):
+                chosen = (~ended).nonzero().squeeze(1)
+                memory.select(chosen)
+                rows, positions, ended, tokens = (part[chosen] for part in (rows, positions, ended, tokens))
+            if len(rows):
+                logits = memory.step(tokens)
         return self._completions(ids, logprobs, kept)
 
     def _completions(self, ids: Tensor, logprobs: Tensor, kept: list[_KeptStep]) -> list[Completion]:
@@ -183,57 +196,6 @@ class LocalEngine:
                 )
             )
         return completions
-
-
-class _Decoder:
-    """The model with its KV cache, attention mask and positions, one token a row at a time."""
-
-    def __init__(self, model: Any, cache_name: str, pad_id: int, device: torch.device) -> None:
-        self.model, self.cache_name, self.pad_id, self.device = model, cache_name, pad_id, device
-        self.cache = DynamicCache(config=model.config)
-        self.mask = torch.zeros(0)
-        self.positions = torch.zeros(0)
-        self.padded = False
-
-    def prefill(self, prompts: Sequence[Sequence[int]], repeats: int) -> Tensor:
-        """Run each prompt once, repeat its cache for its answers; logits [S, V] of the first new token."""
-        width = max(len(prompt) for prompt in prompts)
-        ids = np.full((len(prompts), width), self.pad_id, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        self.padded = bool((mask == 0).any())
-        attention = torch.from_numpy(mask).to(self.device)
-        positions = (attention.cumsum(dim=1) - 1).clamp_(min=0)
-        logits = self._forward(torch.from_numpy(ids).to(self.device), attention, positions)
-        self.cache.batch_repeat_interleave(repeats)
-        self.mask = attention.repeat_interleave(repeats, dim=0)
-        self.positions = positions[:, -1:].repeat_interleave(repeats, dim=0)
-        return logits.repeat_interleave(repeats, dim=0)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token a row; logits [A, V] of the next."""
-        self.positions = self.positions + 1
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], dim=1)
-        return self._forward(tokens[:, None], self.mask, self.positions)
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows alone."""
-        self.cache.batch_select_indices(rows)
-        self.mask, self.positions = self.mask[rows], self.positions[rows]
-
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        # Without padding there is nothing to mask, and attention without a mask is the faster kernel.
-        logits: Tensor = self.model(
-            input_ids=ids,
-            attention_mask=mask if self.padded else None,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self.cache_name: self.cache},
-        ).logits
-        return logits[:, -1]
 
 
 def check_sampling(sampling: Sampling) -> None:

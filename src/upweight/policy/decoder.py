@@ -1,0 +1,103 @@
+"""A compact forward pass over the modules of a Llama, Qwen2 or Qwen3: tokens packed, prompts shared, no padding.
+
+The weights stay in the Hugging Face model, which saves, loads and optimises them; only the way through its layers is
+ours. The sampler and the trainer take the same way, with another `Attend` each.
+
+Shapes: N packed tokens, H query heads, K key heads, D head size, E hidden size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [N, H, D], keys [N, K, D], values [N, K, D]) -> [N, H, D]; scores are divided by sqrt(D)."""
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""`model_type`s whose layers are what `Decoder` takes them for; the others go through their own forward."""
+
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+class Decoder:
+    """The layers of a causal LM, walked through with an attention of the caller's."""
+
+    def __init__(self, model: Any) -> None:
+        """Bind a model that `Decoder.fits`.
+
+        Args:
+            model: the causal LM; its weights are read at every pass.
+        """
+        self.model = model
+        config = model.config
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.key_heads: int = config.num_key_value_heads
+        self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        """Whether a model's forward is the one below: its family, full attention without dropout, static positions.
+
+        On devices other than the CPU the answer is no: `TreeAttention` is written for the CPU's kernels.
+        """
+        config = getattr(model, "config", None)
+        if getattr(config, "model_type", None) not in FAMILIES or not hasattr(model, "model"):
+            return False
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        on_cpu = next(iter(model.parameters())).device.type == "cpu"
+        plain = kinds == {"full_attention"} and not getattr(config, "attention_dropout", 0.0)
+        return plain and rope in _STATIC_ROPE and on_cpu
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states, after the final norm.
+
+        Args:
+            ids: [N] token ids.
+            positions: [N] their places in their sequences.
+            attend: says who looks at whom.
+
+        Returns:
+            [N, E].
+        """
+        core = self.model.model
+        x = core.embed_tokens(ids)
+        cos, sin = (table[0, :, None, :] for table in core.rotary_emb(x, positions[None]))
+        for number, layer in enumerate(core.layers[: self.layers]):
+            x = x + self._attention(number, layer.self_attn, _norm(x, layer.input_layernorm), cos, sin, attend)
+            x = x + _feed_forward(layer.mlp, _norm(x, layer.post_attention_layernorm))
+        return _norm(x, core.norm)
+
+    def _attention(self, number: int, part: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        q = part.q_proj(x).view(-1, self.heads, self.head_size)
+        k = part.k_proj(x).view(-1, self.key_heads, self.head_size)
+        v = part.v_proj(x).view(-1, self.key_heads, self.head_size)
+        if hasattr(part, "q_norm"):
+            q, k = _norm(q, part.q_norm), _norm(k, part.k_norm)
+        out = attend(number, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+        projected: Tensor = part.o_proj(out.reshape(-1, self.heads * self.head_size))
+        return projected
+
+
+def _norm(x: Tensor, norm: Any) -> Tensor:
+    """RMSNorm, in float32 whatever comes in."""
+    if x.dtype == torch.float32 or x.dtype == torch.float64:
+        return functional.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+    scaled = functional.rms_norm(x.float(), x.shape[-1:], None, norm.variance_epsilon)
+    weighted: Tensor = norm.weight * scaled.to(x.dtype)
+    return weighted
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, [N, heads, D] with tables [N, 1, D]."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def _feed_forward(mlp: Any, x: Tensor) -> Tensor:
+    out: Tensor = mlp(x)
+    return out

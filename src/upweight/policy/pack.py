@@ -1,0 +1,130 @@
+"""Prompts and answers laid out for one pass: each prompt once, its answers behind it, no padding between.
+
+Shapes: P different prompts of at most Lp tokens; A = P W places for answers of at most Lc fed tokens, W to a prompt; N
+packed tokens, those of the prompts first; M scored tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from upweight.policy.attention import TreeAttention, prompt_mask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """One pass."""
+
+    ids: Tensor
+    """[N] int64: the prompts' tokens, then the answers' without their last ones, which are labels only."""
+
+    positions: Tensor
+    """[N] int64: places in the sequences."""
+
+    prompt_tokens: int
+    """How many of the N are the prompts'."""
+
+    prompt_lengths: Tensor
+    """[P] int64."""
+
+    prompt_slots: Tensor
+    """[prompt_tokens] int64: place of each in [P, Lp]."""
+
+    answer_slots: Tensor
+    """[N - prompt_tokens] int64: place of each in [A, Lc]."""
+
+    answers: tuple[int, int]
+    """A and Lc."""
+
+    predicts: Tensor
+    """[M] int64: for each token of the answers, in the order given, the packed token whose output predicts it."""
+
+    targets: Tensor
+    """[M] int64: those tokens."""
+
+
+def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
+    """Lay out B sequences; equal prompts become one.
+
+    Args:
+        prompts: B prompts of at least one token.
+        completions: B answers; an empty one is not scored.
+    """
+    number: dict[tuple[int, ...], int] = {}
+    of = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
+    unique = list(number)
+    taken = [0] * len(unique)
+    seats = []
+    for p in of:
+        seats.append(taken[p])
+        taken[p] += 1
+    width = max(taken)
+    fed = [max(0, len(completion) - 1) for completion in completions]
+    lp, lc = max(map(len, unique)), max(1, *fed) if fed else 1
+    lengths = np.array([len(prompt) for prompt in unique])
+    prompt_ends = np.cumsum(lengths) - 1
+    total = int(lengths.sum())
+    places = [p * width + seat for p, seat in zip(of, seats, strict=True)]
+    starts = total + np.concatenate([[0], np.cumsum(fed)[:-1]]).astype(np.int64)
+    scored = [b for b, completion in enumerate(completions) if completion]
+    ids = [token for prompt in unique for token in prompt]
+    ids += [token for completion in completions for token in completion[:-1]]
+    return Pack(
+        ids=torch.tensor(ids, dtype=torch.long),
+        positions=ranges([(0, n) for n in lengths] + [(len(prompts[b]), fed[b]) for b in range(len(fed))]),
+        prompt_tokens=total,
+        prompt_lengths=torch.from_numpy(lengths),
+        prompt_slots=ranges([(p * lp, n) for p, n in enumerate(lengths)]),
+        answer_slots=ranges([(place * lc, n) for place, n in zip(places, fed, strict=True)]),
+        answers=(len(unique) * width, lc),
+        predicts=torch.from_numpy(
+            np.concatenate([np.r_[prompt_ends[of[b]], starts[b] : starts[b] + fed[b]] for b in scored])
+        ),
+        targets=torch.tensor([token for completion in completions for token in completion], dtype=torch.long),
+    )
+
+
+def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
+    """The numbers start, start + 1, ... of each (start, count), one after the other; [sum of counts] int64."""
+    return torch.from_numpy(np.concatenate([np.arange(start, start + count) for start, count in spans]))
+
+
+class TreeAttend:
+    """The `Attend` of a training pass: prompts causally, answers over their prompt and themselves."""
+
+    def __init__(self, layout: Pack, dtype: torch.dtype) -> None:
+        self.layout = layout
+        self.width = int(layout.prompt_lengths.max())
+        self.mask = prompt_mask(layout.prompt_lengths, self.width, dtype)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[N, heads, D] three times to [N, H, D]."""
+        layout, n = self.layout, self.layout.prompt_tokens
+        prompts, answers = (len(layout.prompt_lengths), self.width), layout.answers
+        out_p, out_c = TreeAttention.apply(  # type: ignore[no-untyped-call]
+            *(padded(tensor[:n], layout.prompt_slots, prompts) for tensor in (q, k, v)),
+            *(padded(tensor[n:], layout.answer_slots, answers) for tensor in (q, k, v)),
+            self.mask,
+        )
+        return torch.cat([unpadded(out_p, layout.prompt_slots), unpadded(out_c, layout.answer_slots)])
+
+
+def padded(rows: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
+    """[n, heads, D] -> [B, heads, L, D], zero where nothing goes."""
+    if len(rows) < shape[0] * shape[1]:
+        rows = rows.new_zeros(shape[0] * shape[1], *rows.shape[1:]).index_copy(0, slots, rows)
+    else:
+        rows = rows[torch.argsort(slots)] if not _in_order(slots) else rows
+    return rows.view(*shape, *rows.shape[1:]).transpose(1, 2)
+
+
+def _in_order(slots: Tensor) -> bool:
+    return bool((slots[1:] > slots[:-1]).all())
+
+
+def unpadded(table: Tensor, slots: Tensor) -> Tensor:
+    """The inverse of `_padded`."""
+    return table.transpose(1, 2).flatten(0, 1)[slots]
