@@ -101,6 +101,13 @@ NAMES: Mapping[str, Name] = {
         example="--group_sizes 2,8,64 --out small-world",
         figure=False,
     ),
+    "page": Name(
+        module="upweight.lab.page",
+        parameters="upweight.lab.page:PageParameters",
+        summary="one HTML file with six experiments to change by hand, which needs no network",
+        example="--out lab.html",
+        figure=False,
+    ),
     "self-test": Name(
         module="upweight.lab.self_test",
         parameters="upweight.lab.parameters:SelfTestParameters",

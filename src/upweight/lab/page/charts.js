@@ -76,7 +76,7 @@ class Plot {
     this.id = `plot${++plots}`;
     this.width = Math.max(240, host.clientWidth);
     this.height = height;
-    this.margin = { top: 34, right: 14, bottom: below, left: 56 };
+    this.margin = { top: 34, right: 18, bottom: below, left: 56 };
     this.x = this._axis(x, this.margin.left, this.width - this.margin.right);
     this.y = this._axis(y, height - this.margin.bottom, this.margin.top);
     this.svg = shape("svg", { width: this.width, height, viewBox: `0 0 ${this.width} ${height}`, role: "img", "aria-label": about });
@@ -158,8 +158,8 @@ class Plot {
     this.svg.append(shape("text", { class: look, x: this.x(x) + dx, y: this.y(y) + dy, "text-anchor": anchor }, text));
   }
 
-  bar(x, width, value, look) {
-    const [from, to] = [this.y(0), this.y(value)];
+  bar(x, width, value, look, base = 0) {
+    const [from, to] = [this.y(base), this.y(value)];
     const box = { x: x.toFixed(1), width: width.toFixed(1), y: Math.min(from, to).toFixed(1), height: Math.abs(to - from).toFixed(1) };
     this.inside.append(shape("rect", { class: `solid ${look}`, ...box }), shape("rect", { class: `hatch ${look}`, ...box }));
   }

@@ -318,25 +318,27 @@ function gradientOf(world, factor) {
 const norm = (values) => Math.sqrt(sum(values.map((value) => value * value)));
 
 function correctionRow(world, kind, cap) {
-  const { policy, sampler, ratio, advantages, counts, batches, batchSize, truth } = world;
+  const { policy, sampler, ratio, advantages, batches, batchSize, truth } = world;
   const size = policy.length;
+  const counts = world.counts[kind];
   const pull = ratio.map((r, i) => correctionWeight(kind, r, cap) * advantages[i]);
-  const mean = new Float64Array(size);
-  const estimates = [];
-  for (let batch = 0; batch < batches; batch++) {
-    const estimate = gradientOf(world, (i) => (counts[kind][batch * size + i] * pull[i]) / batchSize);
-    for (let i = 0; i < size; i++) mean[i] += estimate[i] / batches;
-    estimates.push(estimate);
-  }
+  const drawn = new Float64Array(size);
+  for (let place = 0; place < counts.length; place++) drawn[place % size] += counts[place];
+  const share = pull.map((value) => value / batchSize);
+  const mean = gradientOf(world, (i) => (drawn[i] * share[i]) / batches);
   let noise = 0;
-  for (const estimate of estimates) {
+  for (let start = 0; start < counts.length; start += size) {
+    let total = 0;
+    for (let i = 0; i < size; i++) total += counts[start + i] * share[i];
     let square = 0;
-    for (let i = 0; i < size; i++) square += (estimate[i] - mean[i]) ** 2;
+    for (let i = 0; i < size; i++) {
+      const off = counts[start + i] * share[i] - total * policy[i] - mean[i];
+      square += off * off;
+    }
     noise += Math.sqrt(square);
   }
   const expected = gradientOf(world, (i) => sampler[i] * pull[i]);
-  let over = 0;
-  for (let place = 0; place < counts[kind].length; place++) if (ratio[place % size] > cap) over += counts[kind][place];
+  const over = sum(drawn.filter((_, i) => ratio[i] > cap));
   const length = norm(truth);
   return {
     bias: norm(mean.map((value, i) => value - truth[i])) / length,

@@ -47,14 +47,13 @@ PANELS.higher = {
     table(
       host("numbers"),
       "A token with a positive advantage",
-      ["token", "clip_high", "after one update", "gain", "limited", `after ${v.updates}`, "updates to 0.5"],
+      ["token", "clip_high", "after one update", "limited", `after ${v.updates}`, "updates to 0.5"],
       rows.map((row) => {
         const key = `higher.${row.token}.${row.width}`;
         return [
           short(row.probability),
           short(v[row.width]),
           [`${key}.after_one_update`, row.one, short(row.one)],
-          plus(row.one - row.probability, short(row.one - row.probability)),
           [`${key}.limited`, row.limited, row.limited ? "yes" : "no"],
           [`${key}.last`, row.last, short(row.last)],
           [`${key}.half`, row.half, row.half === null ? "never" : String(row.half)],
@@ -186,22 +185,22 @@ PANELS.mismatch = {
     };
     const draws = remember("mismatch", [v.batch_size, v.batches, v.seed], () => mismatchDraws(settings));
     const { cap: _, ...rest } = v;
-    return remember("world", Object.values(rest), () => {
+    const swept = remember("world", Object.values(rest), () => {
       const world = mismatchWorld(draws, settings);
       const caps = Array.from({ length: 33 }, (_, i) => 0.5 * 80 ** (i / 32));
       const sweep = Object.fromEntries(["tis", "mis"].map((kind) => [kind, caps.map((cap) => correctionRow(world, kind, cap))]));
-      const row = (kind, cap) => correctionRow(world, kind, cap);
-      return { world, caps, sweep, row, ratio: [median(world.ratio), Math.max(...world.ratio), Math.min(...world.ratio)] };
+      return { world, caps, sweep, ratio: [median(world.ratio), Math.max(...world.ratio), Math.min(...world.ratio)] };
     });
+    return { ...swept, rows: Object.fromEntries(CORRECTIONS.map((kind) => [kind, correctionRow(swept.world, kind, v.cap)])) };
   },
   draw(result, v, host) {
-    const rows = Object.fromEntries(CORRECTIONS.map((kind) => [kind, result.row(kind, v.cap)]));
+    const { rows } = result;
     const top = Math.max(...CORRECTIONS.flatMap((kind) => [rows[kind].bias, rows[kind].noise, ...(result.sweep[kind] || []).flatMap((row) => [row.bias, row.noise])]));
     for (const [part, title] of [["bias", "Bias"], ["noise", "Noise of one batch"]]) capCurve(host(part), result, rows, v, { part, title, top });
     legend(host("legend"), CORRECTIONS.map((kind, i) => [`s${i}`, KIND_WORDS[kind], "mark"]));
     table(
       host("numbers"),
-      `Shares of the true gradient's length, at cap ${short(v.cap)}; \u03c0/\u03bc has median ${fixed(result.ratio[0], 2)}, max ${fixed(result.ratio[1], 1)}, min ${fixed(result.ratio[2], 2)}`,
+      `Shares of the true gradient's length, at cap ${short(v.cap)}; \u03c0\u2060/\u2060\u03bc has median ${fixed(result.ratio[0], 2)}, max ${fixed(result.ratio[1], 1)}, min ${fixed(result.ratio[2], 2)}`,
       ["", "bias", "expected bias", "noise", "over the cap"],
       CORRECTIONS.map((kind) => [
         kind,
@@ -211,10 +210,9 @@ PANELS.mismatch = {
     );
   },
   says(result, v) {
-    const at = (kind) => result.row(kind, v.cap);
-    return `Without a correction the gradient is off by ${percent(at("none").expected)} in expectation. Importance sampling is exact in expectation, `
-      + `with a noise of ${percent(at("is").noise)}. A cap of ${short(v.cap)} trades one for the other: tis has a noise of `
-      + `${percent(at("tis").noise)} and an expected bias of ${percent(at("tis").expected)}, mis ${percent(at("mis").noise)} and ${percent(at("mis").expected)}.`;
+    return `Without a correction the gradient is off by ${percent(result.rows.none.expected)} in expectation. Importance sampling is exact in expectation, `
+      + `with a noise of ${percent(result.rows.is.noise)}. A cap of ${short(v.cap)} trades one for the other: tis has a noise of `
+      + `${percent(result.rows.tis.noise)} and an expected bias of ${percent(result.rows.tis.expected)}, mis ${percent(result.rows.mis.noise)} and ${percent(result.rows.mis.expected)}.`;
   },
   command: (v) => `upweight lab mismatch --cap ${v.cap} --noise ${v.noise} --outliers ${v.outliers} --outlier_nats ${v.outlier_nats} --batch_size ${v.batch_size} --batches ${v.batches} --seed ${v.seed}`,
 };

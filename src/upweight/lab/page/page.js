@@ -247,7 +247,7 @@ function readLink() {
 
 function start() {
   for (const [id, spec] of Object.entries(PANELS)) panels.push(new Panel(id, spec, writeLink));
-  for (const link of document.querySelectorAll("nav a")) {
+  for (const link of document.querySelectorAll("[data-to]")) {
     // The address holds the state, so a jump may not write itself into it.
     link.addEventListener("click", (event) => {
       event.preventDefault();

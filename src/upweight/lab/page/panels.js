@@ -64,7 +64,7 @@ PANELS.weights = {
     ]);
     const tokens = v.lengths.map((length) => grouped(length));
     const advantages = result.advantages.map((value, i) => [`weights.${i}.advantage`, value, plus(value, fixed(value, 2))]);
-    const put = (caption, name, second, values, words, key) => table(host("numbers"), caption, ["answer", name, ...MODES], rows(second, values, words, key));
+    const put = (caption, name, second, values, words, key) => table(host("numbers"), caption, ["#", name, ...MODES], rows(second, values, words, key));
     put("Advantage times weight of one token", "tokens", tokens, result.token, (value) => scientific(value, 2), "token");
     put("Advantage times weight of the whole answer", "adv.", advantages, result.answer, (value) => fixed(value, 3), "answer");
   },
@@ -147,7 +147,7 @@ function klCurves(host, result) {
   const plot = new Plot(host, {
     title: "The estimate from one token",
     about: `k1, k2 and k3 against log r; at log r = ${result.logRatio.toFixed(3)} they are ${result.at.map((value) => value.toFixed(4)).join(", ")} nats.`,
-    height: 350,
+    height: 400,
     x: { range: [-reach, reach], label: "log r of the sampled token (nats)" },
     y: { range: [Math.min(...all) * 1.05, Math.max(...all) * 1.05], label: "estimate (nats)" },
   });
@@ -175,20 +175,26 @@ function klHistograms(host, result) {
     const box = element("div");
     host.append(box);
     const item = result.estimates[name];
-    const top = Math.max(1e-6, ...shares[i]) * 1.35;
+    const floor = 1 / Math.max(10000, result.samples);
     const plot = new Plot(box, {
       about: `Histogram of ${name}: mean ${item.mean.toFixed(4)}, std ${item.std.toFixed(4)} nats, ${(100 * item.negative).toFixed(0)}% negative.`,
-      height: i === 2 ? 132 : 116,
+      height: i === 2 ? 150 : 134,
       below: i === 2 ? 44 : 28,
       x: { range: [-reach, reach], label: i === 2 ? "estimate from one token (nats)" : "" },
-      y: { range: [0, top], label: i ? "" : "share of the samples", ticks: niceTicks(0, top, 2), text: (tick) => percent(tick, top < 0.05 ? 1 : 0) },
+      y: {
+        range: [floor, 3],
+        log: true,
+        label: i ? "" : "share of the samples (log scale)",
+        ticks: [0.0001, 0.01, 1],
+        text: (tick) => `${100 * tick}%`,
+      },
     });
     const width = (plot.x(reach) - plot.x(-reach)) / bins;
-    shares[i].forEach((share, bin) => plot.bar(plot.x.start + bin * width, Math.max(0.8, width - 0.8), share, `s${i}`));
+    shares[i].forEach((share, bin) => plot.bar(plot.x.start + bin * width, Math.max(0.8, width - 0.8), Math.max(share, floor), `s${i}`, floor));
     plot.upright(result.exact, "exact");
-    plot.mark(result.at[i], 0, `s${i}`);
-    plot.words(-reach, top, `${name}   mean ${fixed(item.mean, 4)}`, { dx: 8, dy: 14, look: "note strong" });
-    if (i === 0) plot.words(result.exact, top, `exact KL ${fixed(result.exact, 4)}`, { dx: 6, dy: 14 });
+    plot.mark(result.at[i], floor * 4, `s${i}`);
+    plot.words(-reach, 3, `${name}   mean ${fixed(item.mean, 4)}`, { dx: 8, dy: 14, look: "note strong" });
+    if (i === 0) plot.words(reach, 3, `exact KL ${fixed(result.exact, 4)}`, { anchor: "end", dx: -4, dy: 14 });
   });
 }
 
