@@ -61,18 +61,30 @@ def decoder(kind: str = "llama", attention: str = "sdpa") -> Any:
     return model
 
 
+class Norm(torch.nn.Module):
+    """RMSNorm in the dtype of what comes in; transformers' own computes in float32, whatever that is."""
+
+    def __init__(self, like: Any) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = like.weight, like.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+
+
 def _norms_in_float64(model: Any) -> None:
-    """transformers' own RMSNorm computes in float32, whatever the model's dtype."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "LlamaRMSNorm":
-                size, eps = child.weight.numel(), child.variance_epsilon
-                setattr(parent, name, torch.nn.RMSNorm(size, eps=eps, dtype=torch.float64))
+                setattr(parent, name, Norm(child))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """Answers, rewards and frozen log-probs that feed one optimiser step."""
+
+    kind: str
+    """The `decoder` that scores it."""
 
     prompts: tuple[tuple[int, ...], ...]
     """[B] ids, at least one each."""
@@ -116,6 +128,7 @@ class Step:
         """Some of the answers, in this order."""
         tokens, rows = self.tokens_of(answers), torch.tensor(list(answers), dtype=torch.long)
         return Step(
+            kind=self.kind,
             prompts=tuple(self.prompts[b] for b in answers),
             answers=tuple(self.answers[b] for b in answers),
             group=self.group[rows],

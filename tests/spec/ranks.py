@@ -65,9 +65,9 @@ def work(job: Job) -> Done:
     plan = _share_of(settle(joined(ledgers), job.objective), ledgers, dist.get_rank())
     if job.alone:
         plan = Plan(trained=plan.trained, weights=settle(own_ledger, job.objective).weights, advantages=plan.advantages)
-    answers = tuple(range(len(job.share.answers)))
-    losses = [loss_of(decoder(), job.share, job.objective, Pass(answers=answers), plan)] if answers else []
-    own = gradient(decoder(), losses)
+    model, answers = decoder(job.share.kind), tuple(range(len(job.share.answers)))
+    losses = [loss_of(model, job.share, job.objective, Pass(answers=answers), plan)] if answers else []
+    own = gradient(model, losses)
     total = own.clone()
     dist.all_reduce(total, op=dist.ReduceOp.SUM)
     return Done(total=total, own=own, tokens=int(plan.trained.sum()))
@@ -91,7 +91,6 @@ def serve(rank: int, world: int, file: str, handle: int) -> None:
     # A collective that waits for a rank that never comes raises, instead of waiting for ever.
     timeout = timedelta(seconds=JOB_SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world, timeout=timeout)
-    decoder()
     connection.send_bytes(pickle.dumps("ready"))
     with contextlib.suppress(EOFError):
         # Connection.send would hand tensors over as shared memory, which a process of another family may not open.

@@ -51,6 +51,9 @@ class Sketch:
     first_update: bool
     """Old log-probs are not given: they are the policy's own, and every ratio is 1."""
 
+    kind: str
+    """The model: "llama" knows distances between tokens only, "gpt2" their places."""
+
     seed: int
     """Of ids and noise."""
 
@@ -72,6 +75,7 @@ def sketches(draw: Callable[..., Any], shortest: int = 0) -> Sketch:
         changes=changes,
         holes=draw(st.booleans()),
         first_update=draw(st.integers(0, 3)) == 0 and masked == "keep",
+        kind=draw(st.sampled_from(("llama", "gpt2"))),
         seed=draw(st.integers(0, 999)),
     )
 
@@ -99,6 +103,7 @@ def step_of(name: str, sketch: Sketch) -> Step:
     empty = torch.zeros(count, dtype=torch.float64)
     ours = torch.rand(count, generator=noise) > (0.25 if sketch.holes else -1.0)
     step = Step(
+        kind=sketch.kind,
         prompts=tuple(prompts),
         answers=tuple(answers),
         group=torch.tensor(groups),
@@ -111,7 +116,7 @@ def step_of(name: str, sketch: Sketch) -> Step:
     )
     layout = padded(step, everything(step))
     with torch.no_grad():
-        own = logprob_table(decoder(), layout)[layout.row, layout.column]
+        own = logprob_table(decoder(step.kind), layout)[layout.row, layout.column]
 
     def away(base: Tensor, size: float) -> Tensor:
         return base + size * torch.randn(count, generator=noise, dtype=torch.float64)
@@ -131,6 +136,7 @@ SMALL = Sketch(
     changes={"correction": "tis", "correction_cap": 1.1, "gae_lambda": 0.9},
     holes=False,
     first_update=False,
+    kind="gpt2",
     seed=1,
 )
 """Seven answers; numbers 2 and 5 are not scored, number 4 is empty."""
@@ -159,7 +165,7 @@ def edges(step: Step, objective: Objective) -> Iterator[str]:
     lengths = torch.bincount(step.seq[step.ours], minlength=len(step.answers))
     layout = padded(step, everything(step))
     with torch.no_grad():
-        own = logprob_table(decoder(), layout)[layout.row, layout.column]
+        own = logprob_table(decoder(step.kind), layout)[layout.row, layout.column]
     ratio = torch.ones_like(own) if step.old is None else (own - step.old).exp()
     low, high = objective.bounds
     spread_of = {

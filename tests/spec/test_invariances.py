@@ -72,6 +72,7 @@ def examples(count: int) -> Any:
 def distance(one: Tensor, other: Tensor) -> float:
     """Between two gradients, relative to the first, which is far from 0: a step that is drawn so is drawn again."""
     norm = float(one.norm())
+    assert math.isfinite(norm)
     if currently_in_test_context():
         assume(norm > FLOOR)
     assert norm > FLOOR
@@ -95,10 +96,10 @@ def test_any_cut_into_passes_gives_the_gradient_of_the_whole_step(
     name: str, sketch: Sketch, pass_of: list[int]
 ) -> None:
     step, objective = drawn(name, sketch)
-    whole = whole_gradient(decoder(), step, objective)
-    assert distance(whole, cut_gradient(decoder(), step, objective, cut(step, pass_of))) <= EXACT
+    whole = whole_gradient(decoder(step.kind), step, objective)
+    assert distance(whole, cut_gradient(decoder(step.kind), step, objective, cut(step, pass_of))) <= EXACT
     one_by_one = [Pass(answers=(b,)) for b in range(len(step.answers))]
-    assert distance(whole, cut_gradient(decoder(), step, objective, one_by_one)) <= EXACT
+    assert distance(whole, cut_gradient(decoder(step.kind), step, objective, one_by_one)) <= EXACT
 
 
 @every_preset
@@ -108,9 +109,12 @@ def test_padding_on_the_left_the_right_between_or_nowhere_gives_one_gradient(
     name: str, sketch: Sketch, extra: int, pad: int
 ) -> None:
     step, objective = drawn(name, sketch)
-    alone = cut_gradient(decoder(), step, objective, [Pass(answers=(b,)) for b in range(len(step.answers))])
+    alone = cut_gradient(decoder(step.kind), step, objective, [Pass(answers=(b,)) for b in range(len(step.answers))])
     for side in ("left", "right", "between"):
-        assert distance(alone, whole_gradient(decoder(), step, objective, side=side, extra=extra, pad=pad)) <= EXACT
+        assert (
+            distance(alone, whole_gradient(decoder(step.kind), step, objective, side=side, extra=extra, pad=pad))
+            <= EXACT
+        )
 
 
 @every_preset
@@ -121,7 +125,7 @@ def test_answers_packed_into_one_row_give_the_gradient_of_the_padded_batch(
     kind: str, attention: str, name: str, sketch: Sketch
 ) -> None:
     """Attention within each answer's own block, positions that begin again, and the flat core on one row."""
-    step, objective = drawn(name, sketch)
+    step, objective = drawn(name, dataclasses.replace(sketch, kind=kind))
     model = decoder(kind, attention)
     assert distance(whole_gradient(model, step, objective), packed_gradient(model, step, objective)) <= EXACT
 
@@ -133,7 +137,10 @@ def test_answers_and_groups_in_any_order_give_one_gradient(name: str, sketch: Sk
     step, objective = drawn(name, sketch)
     order = data.draw(st.permutations(range(len(step.answers))))
     assert (
-        distance(whole_gradient(decoder(), step, objective), whole_gradient(decoder(), step.take(order), objective))
+        distance(
+            whole_gradient(decoder(step.kind), step, objective),
+            whole_gradient(decoder(step.kind), step.take(order), objective),
+        )
         <= EXACT
     )
 
@@ -151,9 +158,9 @@ def test_whatever_lies_outside_the_mask_changes_nothing(
 ) -> None:
     """Padding, prompts' slots, tool output, unscored and filtered answers: in every tensor that the loss is given."""
     step, objective = drawn(name, sketch)
-    plain = whole_gradient(decoder(), step, objective, side=side, extra=2)
+    plain = whole_gradient(decoder(step.kind), step, objective, side=side, extra=2)
     dirty = whole_gradient(
-        decoder(), scrambled(step, objective), objective, side=side, extra=2, pad=pad, garbage=garbage
+        decoder(step.kind), scrambled(step, objective), objective, side=side, extra=2, pad=pad, garbage=garbage
     )
     assert distance(plain, dirty) <= EXACT
 
@@ -176,22 +183,23 @@ def test_log_probs_made_in_chunks_give_the_gradient_of_plain_log_softmax(
     kept = kept_sets(targets, share_kept, sketch.seed)
 
     def plain() -> Tensor:
-        rows = logits_of(decoder(), layout)[before] / temperature
+        rows = logits_of(decoder(step.kind), layout)[before] / temperature
         return torch.log_softmax(rows.masked_fill(~kept_mask(kept, rows.shape[1], rows.device), -math.inf), dim=-1)
 
     with torch.no_grad():
         table = plain()
         step = moved(
             step,
-            table.gather(1, targets[:, None]).squeeze(1) - logprob_table(decoder(), layout)[layout.row, layout.column],
+            table.gather(1, targets[:, None]).squeeze(1)
+            - logprob_table(decoder(step.kind), layout)[layout.row, layout.column],
         )
-    whole = gradient(decoder(), [flat_loss(step, objective, plain().gather(1, targets[:, None]).squeeze(1))])
+    whole = gradient(decoder(step.kind), [flat_loss(step, objective, plain().gather(1, targets[:, None]).squeeze(1))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprob, "CHUNK_ELEMENTS", elements)
         scores, entropy = token_logprobs(
-            logits_of(decoder(), layout)[before], targets, temperature=temperature, kept=kept
+            logits_of(decoder(step.kind), layout)[before], targets, temperature=temperature, kept=kept
         )
-        chunked = gradient(decoder(), [flat_loss(step, objective, scores)])
+        chunked = gradient(decoder(step.kind), [flat_loss(step, objective, scores)])
     assert distance(whole, chunked) <= FLOAT32
     torch.testing.assert_close(
         scores.detach().double(), table.gather(1, targets[:, None]).squeeze(1), rtol=1e-6, atol=5e-6
@@ -224,14 +232,14 @@ def test_the_trainer_gives_the_gradient_of_the_padded_functions_however_it_cuts_
 ) -> None:
     """Its own cut into passes, any other one, and any size of the chunks of the vocabulary."""
     step, objective = drawn(name, sketch)
-    whole = whole_gradient(decoder(), step, objective)
+    whole = whole_gradient(decoder(step.kind), step, objective)
     batch = batch_of(step, objective)
-    assert distance(whole, trainer_gradient(objective, batch, update_of(batch, objective))) <= FLOAT32
-    assert distance(whole, trainer_gradient(objective, batch, update_of(batch, objective, room))) <= FLOAT32
+    assert distance(whole, trainer_gradient(step.kind, objective, batch, update_of(batch, objective))) <= FLOAT32
+    assert distance(whole, trainer_gradient(step.kind, objective, batch, update_of(batch, objective, room))) <= FLOAT32
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprob, "CHUNK_ELEMENTS", elements)
         other = recut(update_of(batch, objective, 1), pass_of)
-        assert distance(whole, trainer_gradient(objective, batch, other)) <= FLOAT32
+        assert distance(whole, trainer_gradient(step.kind, objective, batch, other)) <= FLOAT32
 
 
 @every_preset
@@ -243,12 +251,15 @@ def test_the_trainer_heeds_neither_order_nor_padding_nor_what_it_does_not_train_
     step, objective = drawn(name, sketch)
     order = data.draw(st.permutations(range(len(step.answers))))
     batch = batch_of(step, objective)
-    plain = trainer_gradient(objective, batch, update_of(batch, objective, 30))
+    plain = trainer_gradient(step.kind, objective, batch, update_of(batch, objective, 30))
     other = scrambled(step, objective).take(order)
     trained = settle(ledger_of(other, objective), objective).trained
     sampler = torch.where(trained, other.sampler, data.draw(st.sampled_from(GARBAGE)))
     mixed = batch_of(dataclasses.replace(other, sampler=sampler), objective)
-    assert distance(plain, trainer_gradient(objective, mixed, update_of(mixed, objective, 30), pad_id=pad)) <= FLOAT32
+    assert (
+        distance(plain, trainer_gradient(step.kind, objective, mixed, update_of(mixed, objective, 30), pad_id=pad))
+        <= FLOAT32
+    )
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +288,7 @@ def test_two_ranks_add_up_to_the_gradient_of_one(
     count = len(step.answers)
     rank_of = data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
     done = spread(two_ranks, step, objective, rank_of)
-    assert distance(whole_gradient(decoder(), step, objective), done[0].total) <= EXACT
+    assert distance(whole_gradient(decoder(step.kind), step, objective), done[0].total) <= EXACT
 
 
 @every_preset
@@ -288,7 +299,7 @@ def test_a_rank_with_nothing_to_train_on_takes_part(two_ranks: Ranks, name: str,
     done = spread(two_ranks, step, objective, [0 if b in lonely else 1 for b in range(7)])
     assert done[0].tokens == 0
     assert not done[0].own.any()
-    assert distance(whole_gradient(decoder(), step, objective), done[1].own) <= EXACT
+    assert distance(whole_gradient(decoder(step.kind), step, objective), done[1].own) <= EXACT
     assert torch.equal(done[0].total, done[1].own)
 
 
@@ -297,7 +308,7 @@ def test_weights_of_one_ranks_own_tokens_would_give_another_gradient(two_ranks: 
     """What the two tests above would show if a rank normalised by what it holds; added up or averaged."""
     step, objective = drawn(name, SMALL)
     done = spread(two_ranks, step, objective, [0, 1, 0, 1, 0, 0, 1], alone=True)
-    whole = whole_gradient(decoder(), step, objective)
+    whole = whole_gradient(decoder(step.kind), step, objective)
     assert distance(whole, done[0].total) > 0.01
     assert distance(whole, done[0].total / 2) > 0.01
 
@@ -309,11 +320,11 @@ def test_a_step_in_which_nothing_was_scored_has_a_gradient_of_exactly_0(two_rank
     step = step.take([b for b in range(7) if step.answers[b]])  # the trainer has no empty answers
     batch = batch_of(step, objective)
     for none in (
-        whole_gradient(decoder(), step, objective),
-        whole_gradient(decoder(), step, objective, side="left", garbage=math.nan),
-        cut_gradient(decoder(), step, objective, cut(step, [0, 1, 2])),
-        packed_gradient(decoder(), step, objective),
-        trainer_gradient(objective, batch, update_of(batch, objective)),
+        whole_gradient(decoder(step.kind), step, objective),
+        whole_gradient(decoder(step.kind), step, objective, side="left", garbage=math.nan),
+        cut_gradient(decoder(step.kind), step, objective, cut(step, [0, 1, 2])),
+        packed_gradient(decoder(step.kind), step, objective),
+        trainer_gradient(step.kind, objective, batch, update_of(batch, objective)),
         spread(two_ranks, step, objective, [0, 1, 0, 1, 0, 1])[0].total,
     ):
         assert not none.any()

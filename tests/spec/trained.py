@@ -35,8 +35,8 @@ class Recorder(MasterAdamW):
         self.gradients.append(flat_gradient(self.policy.model))
 
 
-def policy_of(pad_id: int | None = None) -> Policy:
-    policy = Policy(model=decoder(), tokenizer=byte_tokenizer(), name="small")
+def policy_of(kind: str, pad_id: int | None = None) -> Policy:
+    policy = Policy(model=decoder(kind), tokenizer=byte_tokenizer(), name="small")
     policy.pad_id = policy.pad_id if pad_id is None else pad_id
     return policy
 
@@ -119,9 +119,11 @@ def recut(update: Update, pass_of: Sequence[int]) -> Update:
     )
 
 
-def trainer_gradient(objective: Objective, batch: Batch, update: Update, *, pad_id: int | None = None) -> Tensor:
+def trainer_gradient(
+    kind: str, objective: Objective, batch: Batch, update: Update, *, pad_id: int | None = None
+) -> Tensor:
     """[P] float64: what `take_update` leaves in the parameters; zeros where it trains on nothing."""
-    policy = policy_of(pad_id)
+    policy = policy_of(kind, pad_id)
     recorder = Recorder(policy)
     args = TrainArgs(max_new_tokens=BUDGET, learning_rate=1.0, max_grad_norm=0.0, objective=objective)
     learner = Learner(policy=policy, reference=None, optimizer=recorder, source=None, args=args)
