@@ -1,6 +1,5 @@
 """The tensors and the settings that every trainer is run on. Needs torch for its random numbers alone."""
 
-import itertools
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -60,184 +59,147 @@ FAR, UNSCORED = 3, 4
 """Batches with a large KL, and with an answer that could not be scored; for cases that ask for them alone."""
 
 
+Settings = dict[str, object]
+
+TRL_SURROGATES: dict[str, Settings] = {
+    "grpo": {"loss_type": "grpo"},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    "sequence level, dapo": {"loss_type": "dapo", "importance_sampling_level": "sequence"},
+}
+K3: Settings = {"beta": 0.04, "use_bias_correction_kl": False}
+
+
+def _vllm(mode: str, **bounds: object) -> Settings:
+    """TRL's correction in a mode, with vllm_importance_sampling_clip_max or _min."""
+    named = {f"vllm_importance_sampling_clip_{end}": value for end, value in bounds.items()}
+    return {"use_vllm": True, "vllm_importance_sampling_mode": mode, **named}
+
+
 def _trl() -> list[Case]:
-    made = []
-
-    def case(name: str, same: bool = True, batch: int | None = None, **settings: object) -> None:
-        made.append(Case(trainer="trl", name=name, settings=settings, same=same, batch=batch))
-
-    surrogates: dict[str, dict[str, object]] = {
-        "grpo": {"loss_type": "grpo"},
-        "bnpo": {"loss_type": "bnpo"},
-        "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-        "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
-        "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
-        "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-        "sequence level, dapo": {"loss_type": "dapo", "importance_sampling_level": "sequence"},
-    }
-    for name, settings in surrogates.items():
-        case(name, **settings)
-        case(f"{name}, KL k3", **settings, beta=0.04, use_bias_correction_kl=False)
+    same: dict[str, Settings] = {}
+    for name, settings in TRL_SURROGATES.items():
+        same |= {name: settings, f"{name}, KL k3": {**settings, **K3}}
         if "sequence" not in settings.values():
-            case(f"{name}, KL with the ratio", **settings, beta=0.04)
-    vllm = {"use_vllm": True, "vllm_importance_sampling_mode": ""}
-    for level, kind in itertools.product(("token", "sequence"), ("truncate", "mask")):
-        mode = f"{level}_{kind}"
-        cap = {"vllm_importance_sampling_clip_max": 1.5} if level == "token" else {}
-        case(f"dapo, {mode}", **{**vllm, "vllm_importance_sampling_mode": mode, **cap})
-    case(
-        "dapo, token_truncate at 1.5, KL k3",
-        **{
-            **vllm,
-            "vllm_importance_sampling_mode": "token_truncate",
-            "vllm_importance_sampling_clip_max": 1.5,
-            "beta": 0.04,
-            "use_bias_correction_kl": False,
-        },
-    )
-    case("cispo, sequence_mask", **surrogates["cispo"], use_vllm=True)
-    case(
-        "dapo, no cap",
-        use_vllm=True,
-        vllm_importance_sampling_mode="token_mask",
-        vllm_importance_sampling_clip_max=None,
-    )
-    case("dapo, delta 1.5", delta=1.5)
-    case("dapo, delta 1.1 below the bound", delta=1.1)
-    case("dapo, scale_rewards batch", scale_rewards="batch")
-    case("dapo, truncated ones left out", mask_truncated_completions=True)
-    # What `translate` says cannot be matched:
-    case("grpo, truncated ones left out", same=False, batch=0, loss_type="grpo", mask_truncated_completions=True)
-    case("gspo, KL with the ratio", same=False, batch=0, **surrogates["gspo"], beta=0.04)
-    case("dapo, sequence_mask, KL k3", same=False, batch=1, use_vllm=True, beta=0.04, use_bias_correction_kl=False)
-    case(
-        "dapo, token_truncate, KL with the ratio",
-        same=False,
-        batch=0,
-        **{
-            **vllm,
-            "vllm_importance_sampling_mode": "token_truncate",
-            "vllm_importance_sampling_clip_max": 1.5,
-            "beta": 0.04,
-        },
-    )
-    case(
-        "dapo, token_mask with a floor",
-        same=False,
-        batch=0,
-        **{
-            **vllm,
-            "vllm_importance_sampling_mode": "token_mask",
-            "vllm_importance_sampling_clip_min": 0.5,
-        },
-    )
-    case("dapo, an answer without a score", same=False, batch=UNSCORED)
-    parts = {"loss_type": "bnpo", "gradient_accumulation_steps": 2}
-    made.append(Case(trainer="trl", name="bnpo, 2 micro-batches", settings=parts, same=False, batch=0, micro_batches=2))
-    steps = Case(
-        trainer="trl", name="dapo, 2 optimiser steps", settings={"steps_per_generation": 2}, same=False, batch=0
-    )
-    made.append(replace(steps, micro_batches=2, minibatches=2))
-    return made
+            same[f"{name}, KL with the ratio"] = {**settings, "beta": 0.04}
+    same |= {
+        "dapo, token_truncate": _vllm("token_truncate", max=1.5),
+        "dapo, token_mask": _vllm("token_mask", max=1.5),
+        "dapo, sequence_truncate": _vllm("sequence_truncate"),
+        "dapo, sequence_mask": _vllm("sequence_mask"),
+        "dapo, token_truncate, KL k3": {**_vllm("token_truncate", max=1.5), **K3},
+        "cispo, sequence_mask": {**TRL_SURROGATES["cispo"], "use_vllm": True},
+        "dapo, no cap": _vllm("token_mask", max=None),
+        "dapo, delta 1.5": {"delta": 1.5},
+        "dapo, delta 1.1 below the bound": {"delta": 1.1},
+        "dapo, scale_rewards batch": {"scale_rewards": "batch"},
+        "dapo, truncated ones left out": {"mask_truncated_completions": True},
+    }
+    differ: list[tuple[str, int, Settings]] = [
+        ("grpo, truncated ones left out", 0, {"loss_type": "grpo", "mask_truncated_completions": True}),
+        ("gspo, KL with the ratio", 0, {**TRL_SURROGATES["gspo"], "beta": 0.04}),
+        ("dapo, sequence_mask, KL k3", 1, {**_vllm("sequence_mask"), **K3}),
+        ("dapo, token_truncate, KL with the ratio", 0, {**_vllm("token_truncate", max=1.5), "beta": 0.04}),
+        ("dapo, token_mask with a floor", 0, _vllm("token_mask", min=0.5)),
+        ("dapo, an answer without a score", UNSCORED, {}),
+    ]
+    parts: Settings = {"loss_type": "bnpo", "gradient_accumulation_steps": 2}
+    bnpo = Case(trainer="trl", name="bnpo, 2 micro-batches", settings=parts, same=False, batch=0, micro_batches=2)
+    steps: Settings = {"steps_per_generation": 2}
+    dapo = replace(bnpo, name="dapo, 2 optimiser steps", settings=steps, minibatches=2)
+    return [*_cases("trl", {}, same, differ), bnpo, dapo]
+
+
+def _cases(
+    trainer: str, common: Settings, same: dict[str, Settings], differ: list[tuple[str, int, Settings]]
+) -> list[Case]:
+    """Those that are the same number, and those that `translate` says are not, each of these on one batch."""
+    return [
+        *(Case(trainer=trainer, name=name, settings={**common, **given}) for name, given in same.items()),
+        *(
+            Case(trainer=trainer, name=name, settings={**common, **given}, same=False, batch=batch)
+            for name, batch, given in differ
+        ),
+    ]
+
+
+def _rollout(**settings: object) -> Settings:
+    return {f"rollout_correction.{name}": value for name, value in settings.items()}
 
 
 def _verl() -> list[Case]:
-    made = []
-
-    def case(name: str, same: bool = True, batch: int | None = None, **settings: object) -> None:
-        settings = {"adv_estimator": "grpo", **{key.replace("__", "."): value for key, value in settings.items()}}
-        made.append(Case(trainer="verl", name=name, settings=settings, same=same, batch=batch))
-
-    case("token-mean, dual clip 3")
-    case("token-mean, dual clip 1.1", clip_ratio_c=1.1)
-    case("DAPO's bounds", clip_ratio_high=0.28, clip_ratio_c=10.0)
-    case("clip_ratio is not read", clip_ratio=0.05)
-    case("seq-mean-token-mean", loss_agg_mode="seq-mean-token-mean")
-    case("seq-mean-token-sum-norm", loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=MAX_NEW_TOKENS)
-    case(
-        "dr_grpo",
-        norm_adv_by_std_in_grpo=False,
-        loss_agg_mode="seq-mean-token-sum-norm",
-        loss_scale_factor=MAX_NEW_TOKENS,
-    )
-    case("rloo", adv_estimator="rloo")
-    case("rloo_vectorized", adv_estimator="rloo_vectorized")
-    gspo: dict[str, object] = {"loss_mode": "gspo", "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
-    case("gspo", **gspo, loss_agg_mode="seq-mean-token-mean")
-    case("gspo, token-mean", **gspo)
-    case("cispo", loss_mode="cispo", clip_ratio_low=1.0, clip_ratio_high=4.0)
-    case("cispo, default bounds", loss_mode="cispo")
-    case("gpg", loss_mode="gpg")
-    for kind in ("low_var_kl", "k3+", "k2", "k1+", "abs+"):
-        # With a + the reported value is another estimator's, so there only the gradient is compared.
-        case(f"KL {kind}", use_kl_loss=True, kl_loss_coef=0.04, kl_loss_type=kind)
-    case("KL in the reward", use_kl_in_reward=True, kl_ctrl__kl_coef=0.04)
-    for level, threshold in itertools.product(("token", "sequence"), (2.0, "0.0001_2")):
-        name = f"rollout_is {level}, {'TIS' if threshold == 2.0 else 'IcePop from 0.0001'}"
-        case(name, rollout_correction__rollout_is=level, rollout_correction__rollout_is_threshold=threshold)
-    case("bypass, ppo_clip", rollout_correction__bypass_mode=True)
-    case("bypass, reinforce", rollout_correction__bypass_mode=True, rollout_correction__loss_type="reinforce")
-    case(
-        "bypass, reinforce, rollout_is token",
-        rollout_correction__bypass_mode=True,
-        rollout_correction__loss_type="reinforce",
-        rollout_correction__rollout_is="token",
-    )
-    # What `translate` says cannot be matched:
-    norm = "seq-mean-token-sum-norm"
-    case("seq-mean-token-sum-norm, no factor", same=False, batch=0, loss_agg_mode=norm)
-    case("seq-mean-token-sum", same=False, batch=0, loss_agg_mode="seq-mean-token-sum")
-    case("KL low_var_kl above 10", same=False, batch=FAR, use_kl_loss=True, kl_loss_coef=0.04)
-    case("gspo, rollout_is token", same=False, batch=0, **gspo, rollout_correction__rollout_is="token")
-    case(
-        "rollout_is token, IcePop, KL",
-        same=False,
-        batch=0,
-        use_kl_loss=True,
-        kl_loss_coef=0.04,
-        rollout_correction__rollout_is="token",
-        rollout_correction__rollout_is_threshold="0.0001_2",
-    )
-    case(
-        "rollout_is token, IcePop from 0.5",
-        same=False,
-        batch=0,
-        rollout_correction__rollout_is="token",
-        rollout_correction__rollout_is_threshold="0.5_2",
-    )
-    return made
+    norm: Settings = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": MAX_NEW_TOKENS}
+    gspo: Settings = {"loss_mode": "gspo", "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+    kl: Settings = {"use_kl_loss": True, "kl_loss_coef": 0.04}
+    bypass = _rollout(bypass_mode=True)
+    reinforce = _rollout(bypass_mode=True, loss_type="reinforce")
+    same: dict[str, Settings] = {
+        "token-mean, dual clip 3": {},
+        "token-mean, dual clip 1.1": {"clip_ratio_c": 1.1},
+        "DAPO's bounds": {"clip_ratio_high": 0.28, "clip_ratio_c": 10.0},
+        "clip_ratio is not read": {"clip_ratio": 0.05},
+        "seq-mean-token-mean": {"loss_agg_mode": "seq-mean-token-mean"},
+        "seq-mean-token-sum-norm": norm,
+        "dr_grpo": {"norm_adv_by_std_in_grpo": False, **norm},
+        "rloo": {"adv_estimator": "rloo"},
+        "rloo_vectorized": {"adv_estimator": "rloo_vectorized"},
+        "gspo": {**gspo, "loss_agg_mode": "seq-mean-token-mean"},
+        "gspo, token-mean": gspo,
+        "cispo": {"loss_mode": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 4.0},
+        "cispo, default bounds": {"loss_mode": "cispo"},
+        "gpg": {"loss_mode": "gpg"},
+        **{f"KL {kind}": {**kl, "kl_loss_type": kind} for kind in ("low_var_kl", "k3+", "k2", "k1+", "abs+")},
+        "KL in the reward": {"use_kl_in_reward": True, "kl_ctrl.kl_coef": 0.04},
+        "rollout_is token, TIS": _rollout(rollout_is="token", rollout_is_threshold=2.0),
+        "rollout_is token, IcePop from 0.0001": _rollout(rollout_is="token", rollout_is_threshold="0.0001_2"),
+        "rollout_is sequence, TIS": _rollout(rollout_is="sequence", rollout_is_threshold=2.0),
+        "rollout_is sequence, IcePop from 0.0001": _rollout(rollout_is="sequence", rollout_is_threshold="0.0001_2"),
+        "bypass, ppo_clip": bypass,
+        "bypass, reinforce": reinforce,
+        "bypass, reinforce, rollout_is token": {**reinforce, **_rollout(rollout_is="token")},
+    }
+    differ: list[tuple[str, int, Settings]] = [
+        ("seq-mean-token-sum-norm, no factor", 0, {"loss_agg_mode": "seq-mean-token-sum-norm"}),
+        ("seq-mean-token-sum", 0, {"loss_agg_mode": "seq-mean-token-sum"}),
+        ("KL low_var_kl above 10", FAR, kl),
+        ("gspo, rollout_is token", 0, {**gspo, **_rollout(rollout_is="token")}),
+        ("rollout_is token, IcePop, KL", 0, {**kl, **_rollout(rollout_is="token", rollout_is_threshold="0.0001_2")}),
+        ("rollout_is token, IcePop from 0.5", 0, _rollout(rollout_is="token", rollout_is_threshold="0.5_2")),
+    ]
+    return _cases("verl", {"adv_estimator": "grpo"}, same, differ)
 
 
 def _openrlhf() -> list[Case]:
-    made = []
-
-    def case(name: str, settings: dict[str, object] | None = None, same: bool = True, batch: int | None = None) -> None:
-        chosen = {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0, **(settings or {})}
-        made.append(Case(trainer="openrlhf", name=name, settings=chosen, same=same, batch=batch))
-
-    by_answer = {"actor.loss_agg_mode": "seq-mean-token-mean"}
-    kl = {"algo.kl.use_loss": True, "algo.kl.init_coef": 0.04, "algo.kl.estimator": "k3"}
-    gate = {"algo.advantage.is_correction_level": "token"}
-    case("group_norm, token-mean")
-    case("group_norm, seq-mean-token-mean", by_answer)
-    case("dr_grpo", {"algo.advantage.estimator": "dr_grpo"})
-    case("rloo", {"algo.advantage.estimator": "rloo"})
-    case("DAPO's bounds", {"actor.eps_clip_low_high": [0.2, 0.28]})
-    case("dual clip 1.5", {"actor.dual_clip": 1.5})
-    case("gspo", {"actor.policy_loss_type": "gspo", "actor.eps_clip_low_high": [3e-4, 4e-4]})
-    case("gspo, correction on", {"actor.policy_loss_type": "gspo", **gate})
-    case("correction: token mask", {**gate, "algo.advantage.is_correction_threshold": [0.0, 1.5]})
-    clip = {"algo.advantage.is_correction_mode": "clip"}
-    case("correction: token clip", {**gate, **clip, "algo.advantage.is_correction_threshold": [0.0, 1.5]})
-    case("KL k2 in the loss", {**kl, "algo.kl.estimator": "k2"})
-    case("KL k3 in the loss", kl)
-    case("KL in the loss, unbiased gradient", {**kl, "algo.kl.unbiased_gradient": True})
-    # What `translate` says cannot be matched:
-    case("KL in the reward", {"algo.kl.init_coef": 0.04}, same=False, batch=0)
-    case("KL k3 in the loss, seq-mean-token-mean", {**kl, **by_answer}, same=False, batch=0)
-    case("KL k3 above 10", kl, same=False, batch=FAR)
-    case("correction: token mask from 0.5", gate, same=False, batch=0)
-    return made
+    by_answer: Settings = {"actor.loss_agg_mode": "seq-mean-token-mean"}
+    gspo: Settings = {"actor.policy_loss_type": "gspo"}
+    kl: Settings = {"algo.kl.use_loss": True, "algo.kl.init_coef": 0.04, "algo.kl.estimator": "k3"}
+    gate: Settings = {"algo.advantage.is_correction_level": "token"}
+    no_floor: Settings = {**gate, "algo.advantage.is_correction_threshold": [0.0, 1.5]}
+    same: dict[str, Settings] = {
+        "group_norm, token-mean": {},
+        "group_norm, seq-mean-token-mean": by_answer,
+        "dr_grpo": {"algo.advantage.estimator": "dr_grpo"},
+        "rloo": {"algo.advantage.estimator": "rloo"},
+        "DAPO's bounds": {"actor.eps_clip_low_high": [0.2, 0.28]},
+        "dual clip 1.5": {"actor.dual_clip": 1.5},
+        "gspo": {**gspo, "actor.eps_clip_low_high": [3e-4, 4e-4]},
+        "gspo, correction on": {**gspo, **gate},
+        "correction: token mask": no_floor,
+        "correction: token clip": {**no_floor, "algo.advantage.is_correction_mode": "clip"},
+        "KL k2 in the loss": {**kl, "algo.kl.estimator": "k2"},
+        "KL k3 in the loss": kl,
+        "KL in the loss, unbiased gradient": {**kl, "algo.kl.unbiased_gradient": True},
+    }
+    differ: list[tuple[str, int, Settings]] = [
+        ("KL in the reward", 0, {"algo.kl.init_coef": 0.04}),
+        ("KL k3 in the loss, seq-mean-token-mean", 0, {**kl, **by_answer}),
+        ("KL k3 above 10", FAR, kl),
+        ("correction: token mask from 0.5", 0, gate),
+    ]
+    return _cases("openrlhf", {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0}, same, differ)
 
 
 VALUE_DIFFERS = {

@@ -157,6 +157,7 @@ def record(trainer: str) -> Path:
     return path
 
 
+@functools.cache
 def recorded(trainer: str) -> tuple[str, list[Comparison]]:
     """As `compare`, with what was written down."""
     stored = json.loads((RECORDED / f"{trainer}.json").read_text(encoding="utf-8"))
