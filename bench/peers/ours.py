@@ -79,7 +79,11 @@ def ours(
             ratio_level=o.ratio_level,
             surrogate=o.surrogate,
             dual_clip=o.dual_clip,
-            weights=weights[part],
+            loss_agg=o.loss_agg,
+            max_length=MAX_NEW_TOKENS,
+            group_ids=groups[part],
+            # Uncut, grpo_loss makes them itself, so that masked_tokens is heard.
+            weights=None if len(mask) == size else weights[part],
             kl_coef=o.kl_coef if o.kl_place == "loss" else 0.0,
             ref_logprobs=ref[part],
             kl_estimator=o.kl_estimator,
