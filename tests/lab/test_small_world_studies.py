@@ -8,14 +8,22 @@ import torch
 from torch import Tensor
 
 from upweight.lab.small_world import advantages, averaging, divergence, sampler, staleness
-from upweight.lab.small_world.estimate import Source, angle, distance, expected_gradient
+from upweight.lab.small_world.estimate import (
+    Source,
+    along,
+    angle,
+    distance,
+    expected_gradient,
+    interval,
+    sample_steps,
+)
 from upweight.lab.small_world.parameters import SmallWorldParameters
 from upweight.lab.small_world.world import World, gradient_of_expected, make_world
 from upweight.objective.advantage import group_advantages
 from upweight.objective.dense import grpo_loss
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
-from upweight.objective.weights import MODES
+from upweight.objective.weights import MODES, flat_token_weights
 
 
 def world_of(**asked: object) -> World:
@@ -149,10 +157,27 @@ def test_the_batchs_std_favours_no_prompt(study: advantages.AdvantageResult) -> 
     assert row.angle < 0.02
 
 
-def test_intervals_hold_what_was_enumerated(study: advantages.AdvantageResult) -> None:
+def test_sampled_steps_find_the_enumerated_weights(study: advantages.AdvantageResult) -> None:
     held, count = advantages.coverage(study)
     assert count == 60
     assert held >= 51
+    for row in study.rows:
+        for sampled, weight in zip(row.sampled, row.weight, strict=True):
+            assert abs(sampled.mean - weight) < 2 * sampled.half
+
+
+def test_95_percent_of_the_intervals_hold_the_truth() -> None:
+    """300 intervals, of which 285 are expected to hold it; the bounds are four standard deviations away."""
+    world, generator = world_of(), torch.Generator().manual_seed(3)
+    true = gradient_of_expected(world, world.reward)
+    held = 0
+    for _ in range(60):
+        steps = sample_steps(world, 100, 16, generator)
+        pushed = group_advantages(steps.reward.flatten(), group_size=16, scale="none", baseline="leave-one-out")
+        weights = 100 * flat_token_weights(steps.seq_id, "seq-mean-token-sum-norm", max_length=1)
+        draws = along(world, steps, pushed.view(steps.reward.shape), weights, true) / true.square().sum((1, 2))
+        held += sum(interval(draws[:, prompt]).holds(1.0) for prompt in range(5))
+    assert 270 <= held <= 298
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +209,12 @@ def test_a_mean_within_each_answer_makes_tokens_of_long_answers_cheap(averaged: 
 def test_the_bias_of_a_mean_over_tokens_falls_as_the_step_grows(averaged: averaging.AveragingResult) -> None:
     small, large = (averaged_at(averaged, "token-mean", size).angle for size in (2, 32))
     assert small > 12 * large > 0
-    held, count = averaging.coverage(averaged)
-    assert (count, held >= 6) == (8, True)
+
+
+def test_sampled_steps_find_the_enumerated_gain(averaged: averaging.AveragingResult) -> None:
+    assert len(averaged.rows) == averaging.coverage(averaged)[1] == 8
+    for row in averaged.rows:
+        assert abs(row.sampled.mean - row.gain) < 2 * row.sampled.half < row.gain
 
 
 @pytest.fixture(scope="module")

@@ -277,26 +277,34 @@ def coverage(result: AdvantageResult) -> tuple[int, int]:
 
 
 def report(result: AdvantageResult, *, brief: bool = False) -> Report:
-    """The table, at all group sizes or at the smallest and the largest."""
+    """The table, at all group sizes with what was sampled, or at the smallest and the largest."""
     sizes = sorted({row.group_size for row in result.rows})
     shown = {sizes[0], sizes[-1]} if brief else set(sizes)
     columns = (
-        "scale", "baseline", "G", *(f"weight at p={share:g}" for share in map(_rounded, result.difficulties)),
-        "angle (degrees)", "noise",
+        "scale", "baseline", "G", *(f"p={share:g}" for share in map(_rounded, result.difficulties)), "angle", "noise",
     )  # fmt: skip
     rows = tuple(
         (
-            row.scale, row.baseline, str(row.group_size), *(f"{weight:.3f}" for weight in row.weight),
-            f"{row.angle:.2f}", f"{row.noise:.2f}",
+            row.scale, row.baseline, str(row.group_size), *_weights(row, brief), f"{row.angle:.2f}", f"{row.noise:.2f}",
         )
         for row in result.rows
         if row.group_size in shown
     )  # fmt: skip
     title = (
         "advantages: weight of each prompt (expected gradient / true gradient; p = how often it is answered right), "
-        "angle between all prompts' expected and true gradient, noise of a step / length of its expectation"
+        "degrees between all prompts' expected and true gradient, noise of a step / length of its expectation"
+        + ("" if brief else "; in brackets the sampled weight with its 95% interval")
     )
     return Report(title=title, columns=columns, rows=rows, sentences=sentences(result), left=(0, 1))
+
+
+def _weights(row: AdvantageRow, brief: bool) -> list[str]:
+    if brief:
+        return [f"{weight:.3f}" for weight in row.weight]
+    return [
+        f"{weight:.3f} ({sampled.mean:.2f} +- {sampled.half:.2f})"
+        for weight, sampled in zip(row.weight, row.sampled, strict=True)
+    ]
 
 
 def _rounded(value: float) -> float:
@@ -321,14 +329,15 @@ def sentences(result: AdvantageResult) -> tuple[str, ...]:
     (least, at_least), (most, at_most) = pairs[0], pairs[-1]
     lines.append(
         f"Divided by the std at G={largest}, a prompt answered right with p={at_most:g} weighs {most / least:.2f} "
-        f"times what one with p={at_least:g} does ({most:.2f} against {least:.2f} times its true gradient); "
-        f"the gradient of all prompts points {std.angle:.1f} degrees away from the true one. With the batch's std they all weigh "
-        f"alike to {_spread(at['batch', 'mean']):.1%}, and the angle is {at['batch', 'mean'].angle:.1f} degrees."
+        f"times what one with p={at_least:g} does ({most:.2f} against {least:.2f} times its true gradient); the "
+        f"gradient of all prompts points {std.angle:.1f} degrees away from the true one. With the batch's std they "
+        f"all weigh alike to {_spread(at['batch', 'mean']):.1%}, and the angle is "
+        f"{at['batch', 'mean'].angle:.1f} degrees."
     )
     held, count = coverage(result)
     lines.append(
         f"Of {count} intervals (95%) from {result.samples} sampled steps each, {held} hold the enumerated weight "
-        f"({held / count:.1%})."
+        f"({held / count:.1%}); the six advantages of a group size share their draws."
     )
     return tuple(lines)
 

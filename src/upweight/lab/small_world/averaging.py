@@ -254,30 +254,37 @@ def coverage(result: AveragingResult) -> tuple[int, int]:
 
 
 def report(result: AveragingResult, *, brief: bool = False) -> Report:
-    """The table, at all group sizes or at the smallest and the largest."""
+    """The table, at all group sizes with what was sampled, or at the smallest and the largest."""
     sizes = sorted({row.group_size for row in result.rows})
     shown = {sizes[0], sizes[-1]} if brief else set(sizes)
     lengths = len(result.rows[0].token_weight)
     columns = (
-        "mode", "G", "angle (degrees)", *(f"token of {length}" for length in range(1, lengths + 1)), "longer",
-        "wrong longer", "noise",
+        "mode", "G", "angle", *(f"L={length}" for length in range(1, lengths + 1)), "wrong longer", "noise",
+        *(() if brief else ("longer", "gain", "sampled gain")),
     )  # fmt: skip
     rows = tuple(
         (
             row.mode, str(row.group_size), f"{row.angle:.2f}", *(f"{weight:.3f}" for weight in row.token_weight),
-            f"{row.longer:+.3f}", f"{row.longer_wrong:+.3f}", f"{row.sampled.std / row.gain:.2f}",
+            f"{row.longer_wrong:+.3f}", f"{row.sampled.std / row.gain:.2f}",
+            *(() if brief else (f"{row.longer:+.3f}", f"{row.gain:.3f}", _plus_minus(row.sampled))),
         )
         for row in result.rows
         if row.group_size in shown
     )  # fmt: skip
     truth = ("true gradient", "", "0.00", *("" for _ in range(lengths)))
-    rows = (*rows, (*truth, f"{result.longer:+.3f}", f"{result.longer_wrong:+.3f}", ""))
+    more = () if brief else (f"{result.longer:+.3f}", "", "")
+    rows = (*rows, (*truth, f"{result.longer_wrong:+.3f}", "", *more))
     title = (
-        "averaging: angle between expected and true gradient; weight of a token of an answer of 1, 2, ... tokens, as a "
-        "multiple of a mean answer's; tokens by which answers, and wrong answers, get longer per reward gained; "
-        "std of a step's gain / its expectation (sampled)"
+        "averaging: degrees between expected and true gradient; weight of a token of an answer of L tokens, as a "
+        "multiple of a mean answer's; tokens by which wrong answers get longer per reward gained; std of a step's gain "
+        "/ its expectation (sampled)"
+        + ("" if brief else "; tokens by which all answers do; reward gained, exact and sampled with a 95% interval")
     )
     return Report(title=title, columns=columns, rows=rows, sentences=sentences(result), left=(0,))
+
+
+def _plus_minus(sampled: Interval) -> str:
+    return f"{sampled.mean:.3f} +- {sampled.half:.3f}"
 
 
 def sentences(result: AveragingResult) -> tuple[str, ...]:

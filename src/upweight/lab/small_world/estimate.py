@@ -111,7 +111,8 @@ def answer_gradients(world: World, objective: Objective, source: Source, logits:
 def _jacobian(table: Tensor) -> Tensor:
     """[P, S, V, V] derivative of each log-probability by the logits of its prefix."""
     of_row = torch.func.jacrev(lambda row: row.log_softmax(-1))
-    return torch.func.vmap(torch.func.vmap(of_row))(table)
+    jacobian: Tensor = torch.func.vmap(torch.func.vmap(of_row))(table)
+    return jacobian
 
 
 def _loss(world: World, objective: Objective, source: Source, logprobs: Tensor, weights: Tensor) -> Tensor:

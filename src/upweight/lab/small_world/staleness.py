@@ -109,19 +109,18 @@ def _row(done: int, name: str, world: World, source: Source, logits: Tensor, tru
 def report(result: StaleResult) -> Report:
     """The table: a line per number of updates."""
     by = {(row.updates, row.ratio): row for row in result.rows}
-    columns = (
-        "updates", "KL", "reward", *(f"bias, {name}" for name in RATIOS), *(f"noise, {name}" for name in RATIOS)
-    )  # fmt: skip
+    noisy = ("token", "product")
+    columns = ("updates", "KL", *RATIOS, *(f"noise, {name}" for name in noisy))
     rows = tuple(
         (
-            str(done), f"{result.kl[done]:.4f}", f"{result.reward[done]:.4f}",
-            *(_share(by[done, name].bias) for name in RATIOS), *(f"{by[done, name].noise:.2f}" for name in RATIOS),
+            str(done), f"{result.kl[done]:.4f}", *(_share(by[done, name].bias) for name in RATIOS),
+            *(f"{by[done, name].noise:.2f}" for name in noisy),
         )
         for done in range(len(result.kl))
     )  # fmt: skip
     title = (
-        "staleness: error of the expected gradient and std from one answer per prompt, as a share of the true "
-        "gradient's length; ratio none, per token, an answer's geometric mean, an answer's product"
+        "staleness: bias without a ratio, with one per token, an answer's geometric mean, its product; std from one "
+        "answer per prompt (noise); as a share of the true gradient's length"
     )
     return Report(title=title, columns=columns, rows=rows, sentences=sentences(result))
 
