@@ -70,3 +70,21 @@ def test_nucleus_found_among_few_words_is_that_of_the_whole_vocabulary(
     sizes = ((np.cumsum(top, axis=1) - top) < 0.8).sum(axis=1)
     assert expected[2] is not None
     assert expected[2].sum(dim=1).tolist() == sizes.tolist()
+
+
+@pytest.mark.parametrize("words", [3, 255, 256, 257, 1000])
+def test_the_token_found_by_blocks_is_the_first_whose_cumulative_probability_exceeds_the_noise(
+    words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw, "_ELEMENTS", 7 * words)  # several chunks of rows
+    generator = torch.Generator().manual_seed(words)
+    logits = 2 * torch.randn(50, words, generator=generator)
+    logits[:, ::3] = -torch.inf
+    noise = torch.rand(50, generator=generator, dtype=torch.float64)
+    noise[:2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    tokens, logprobs, _ = draw_tokens(logits, noise, sampling())
+    cumulative = torch.softmax(logits.double(), dim=-1).cumsum(-1)
+    expected = (cumulative > noise[:, None]).to(torch.uint8).argmax(-1)
+    expected[1] = (logits[1] > -torch.inf).nonzero().max()
+    assert tokens.tolist() == expected.tolist()
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1))

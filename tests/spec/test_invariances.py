@@ -39,7 +39,7 @@ from torch import Tensor
 
 from upweight.objective.presets import PRESETS
 from upweight.objective.spec import Objective
-from upweight.policy import logprob
+from upweight.policy import head, logprob
 from upweight.policy.logprob import kept_mask, token_logprobs
 
 EXACT = 1e-9
@@ -196,6 +196,8 @@ def test_log_probs_made_in_chunks_give_the_gradient_of_plain_log_softmax(
     whole = gradient(decoder(step.kind), [flat_loss(step, objective, plain().gather(1, targets[:, None]).squeeze(1))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprob, "CHUNK_ELEMENTS", elements)
+        patch.setattr(head, "ELEMENTS", elements)
+        patch.setattr(head, "TOKENS", 1)
         scores, entropy = token_logprobs(
             logits_of(decoder(step.kind), layout)[before], targets, temperature=temperature, kept=kept
         )
@@ -238,6 +240,8 @@ def test_the_trainer_gives_the_gradient_of_the_padded_functions_however_it_cuts_
     assert distance(whole, trainer_gradient(step.kind, objective, batch, update_of(batch, objective, room))) <= FLOAT32
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprob, "CHUNK_ELEMENTS", elements)
+        patch.setattr(head, "ELEMENTS", elements)
+        patch.setattr(head, "TOKENS", 1)
         other = recut(update_of(batch, objective, 1), pass_of)
         assert distance(whole, trainer_gradient(step.kind, objective, batch, other)) <= FLOAT32
 

@@ -101,13 +101,14 @@ def test_fewer_groups_than_minibatches_make_an_update_each(group: Callable[..., 
     assert len(planned([group([1.0, 0.0], row=g) for g in range(2)], minibatches=5)) == 2
 
 
-def test_every_token_is_in_exactly_one_pass_and_no_answer_is_split(group: Callable[..., Group]) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_token_is_in_exactly_one_pass_and_no_answer_is_split(group: Callable[..., Group], shared: bool) -> None:
     """The cut is a partition into whole answers, whatever the budget."""
     groups = [group([1.0, 0.0, 0.5], [1, 8, 4], row=g, prompt=[65] * (g + 1)) for g in range(4)]
     batch = batch_of(groups)
     everyone = list(range(12))
     for room in (1, 7, 20, 33, 1000):
-        micros = cut(batch, everyone, room)
+        micros = cut(batch, everyone, room, shared=shared)
         tokens = sorted(int(t) for micro in micros for t in micro.tokens)
         assert tokens == list(range(batch.seq_id.numel()))
         assert sorted(b for micro in micros for b in micro.answers) == everyone
@@ -115,6 +116,20 @@ def test_every_token_is_in_exactly_one_pass_and_no_answer_is_split(group: Callab
             assert batch.seq_id[micro.tokens].tolist() == [
                 b for b in micro.answers for _ in batch.completions[b].token_ids
             ]
+
+
+@pytest.mark.parametrize("room", [9, 20, 33, 1000])
+def test_a_shared_prompt_counts_once_a_pass_and_passes_are_of_like_size(group: Callable[..., Group], room: int) -> None:
+    groups = [group([1.0, 0.0, 0.5], [1, 8, 4], row=g, prompt=[65] * (5 * g + 1)) for g in range(4)]
+    batch = batch_of(groups)
+    sizes = []
+    for micro in cut(batch, list(range(12)), room, shared=True):
+        prompts = {int(batch.group_of[b]): len(batch.prompts[b]) for b in micro.answers}
+        sizes.append(sum(prompts.values()) + sum(len(batch.completions[b].token_ids) for b in micro.answers))
+        assert len(micro.answers) == 1 or sizes[-1] <= room
+    alike = batch_of([group([1.0, 0.0, 0.5], [1, 8, 4], row=g, prompt=[65] * 6) for g in range(20)])
+    packs = cut(alike, list(range(60)), 200, shared=True)  # 20 x (6 + 13) tokens: two passes of 190, not 200 and 180
+    assert [len(micro.answers) for micro in packs] == [30, 30]
 
 
 @pytest.mark.parametrize("room", [9, 20, 33, 1000])

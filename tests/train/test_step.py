@@ -129,7 +129,7 @@ def test_adam_makes_steps_of_a_vanishing_kl_gradient(
     kl_coef: float,
     moved: bool,
 ) -> None:
-    """All wrong, and a reference that differs by what rounding does: a gradient below 1e-5 moves weights by the rate."""
+    """All wrong, and a reference as far off as rounding is: a gradient below 1e-5 moves weights by the rate."""
     reference = nudged(policy.frozen_copy(), seed=1, scale=1e-6) if kl_coef else None
     before = weights_of(policy)
     work = learner([group([0.0, 0.0])], policy=policy, reference=reference, objective=Objective(kl_coef=kl_coef))

@@ -5,11 +5,18 @@ Shapes: A rows that are still alive, V words of the vocabulary.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from upweight.rollout.completion import Sampling
 
 # Most nuclei are small: look among so many words before sorting the whole vocabulary.
 _NUCLEUS_GUESS = 256
+
+_ELEMENTS = 1 << 22
+"""Logits that are worked on at once, in float32: 16 MB stay near the caches."""
+
+_BLOCK = 256
+"""Words of a block of the vocabulary, in the search for the drawn one."""
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -31,26 +38,62 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[T
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=-1)
         return tokens, torch.zeros(tokens.shape, dtype=torch.float32, device=logits.device), None
-    z = logits.to(torch.float32)
+    rows = max(1, _ELEMENTS // logits.shape[1])
+    parts = [
+        _draw(logits[start : start + rows], uniforms[start : start + rows], sampling)
+        for start in range(0, max(1, len(logits)), rows)
+    ]
+    tokens, logprobs = (torch.cat(column) for column in zip(*((part[0], part[1]) for part in parts), strict=True))
+    masks = [mask for _, _, mask in parts if mask is not None]
+    return tokens, logprobs, torch.cat(masks) if masks else None
+
+
+def _draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
+    z = logits.to(torch.float32, copy=True)
     if sampling.temperature != 1.0:
-        z = z / sampling.temperature
+        z /= sampling.temperature
     kept = _kept(z, sampling)
     if kept is not None:
-        z = z.masked_fill(~kept, float("-inf"))
-    logp = torch.log_softmax(z, dim=-1)
-    tokens = _invert(logp.exp(), uniforms)
-    return tokens, logp.gather(1, tokens[:, None]).squeeze(1), kept
+        z.masked_fill_(~kept, float("-inf"))
+    z -= z.amax(dim=-1, keepdim=True)
+    weights = z.exp()
+    tokens, total = _invert(weights, uniforms)
+    return tokens, (z.gather(1, tokens[:, None]).squeeze(1).double() - total.log()).float(), kept
 
 
-def _invert(p: Tensor, uniforms: Tensor) -> Tensor:
-    """First index, in id order, whose cumulative probability exceeds uniforms times the total; p > 0 there."""
-    cumulative = p.cumsum(dim=-1, dtype=torch.float64)
-    # A parallel scan may rise by a rounding error where p is 0: such a place must not be a candidate.
-    cumulative.masked_fill_(p == 0, 0.0)
-    total = cumulative.amax(dim=-1)
-    # u < 1, but u * total may round up to total, which nothing exceeds.
-    threshold = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (cumulative > threshold[:, None]).view(torch.uint8).argmax(dim=-1)
+def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """First index, in id order, whose cumulative weight exceeds uniforms times the total, and the totals [A] float64.
+
+    By blocks: sums over the whole vocabulary, the scan over one block only.
+    """
+    rows, words = weights.shape
+    blocks = functional.pad(weights, (0, -words % _BLOCK)).view(rows, -1, _BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    block, before, total = _first_above(sums, uniforms, None)
+    inside = blocks[torch.arange(rows, device=weights.device), block].double()
+    within, _, _ = _first_above(inside, uniforms, (before, total))
+    # Weights that are NaN leave no candidate; their log-probability says so.
+    return (block * _BLOCK + within).clamp(max=words - 1), total
+
+
+def _first_above(
+    weights: Tensor, uniforms: Tensor, rest: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """First index of a row [A, n] float64 whose cumulative sum exceeds the threshold; the sum before it; the total.
+
+    `rest` is what comes before the row, and the total that the threshold is a share of; None = the row is all there is.
+    Only places of a weight above 0 are candidates: a parallel scan may rise by a rounding error elsewhere. Where
+    rounding leaves none above the threshold, it is the last of them.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    before = torch.zeros_like(uniforms) if rest is None else rest[0]
+    total = cumulative[:, -1] if rest is None else rest[1]
+    there = weights > 0
+    above = ((cumulative + before[:, None]) > (uniforms * total)[:, None]) & there
+    last = weights.shape[1] - 1 - there.flip(1).view(torch.uint8).argmax(dim=-1)
+    index = torch.where(above.any(dim=-1), above.view(torch.uint8).argmax(dim=-1), last)
+    reached = cumulative.gather(1, index[:, None]).squeeze(1)
+    return index, reached - weights.gather(1, index[:, None]).squeeze(1), total
 
 
 def _kept(z: Tensor, sampling: Sampling) -> Tensor | None:

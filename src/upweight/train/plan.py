@@ -1,6 +1,7 @@
 """The plan of a step: which updates, which passes, and the weights that make the cut invisible."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ def plan_updates(
     epochs: int,
     micro_batch_tokens: int,
     max_new_tokens: int,
+    shared: bool = False,
 ) -> list[Update]:
     """Split a batch by prompt into `minibatches` optimiser steps, `epochs` times over.
 
@@ -32,8 +34,9 @@ def plan_updates(
         objective: gives the weights.
         minibatches: M >= 1.
         epochs: K >= 1.
-        micro_batch_tokens: tokens of one pass, padding included; an answer above it gets a pass of its own.
+        micro_batch_tokens: tokens of one pass; see `cut`.
         max_new_tokens: the generation budget, the constant of `seq-mean-token-sum-norm`.
+        shared: whether a pass encodes a prompt once for all of its answers.
     """
     kept = _kept(batch, objective)
     parts = np.array_split(np.arange(len(batch.groups)), min(minibatches, max(1, len(batch.groups))))
@@ -49,29 +52,62 @@ def plan_updates(
             keep=None if kept is None else kept[inside],
         )
         answers = _answers_to_pass(batch, objective, inside)
-        updates.append(Update(weights=weights, micro_batches=tuple(cut(batch, answers, micro_batch_tokens))))
+        updates.append(
+            Update(weights=weights, micro_batches=tuple(cut(batch, answers, micro_batch_tokens, shared=shared)))
+        )
     return updates * epochs
 
 
-def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int) -> list[MicroBatch]:
-    """Pack answers into passes of at most `micro_batch_tokens` tokens, padding counted; never splits one.
+def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int, *, shared: bool = False) -> list[MicroBatch]:
+    """Pack answers into passes of at most `micro_batch_tokens` tokens; never splits one.
 
-    Answers of like length go together, so that little of a pass is padding.
+    Args:
+        batch: whose answers they are.
+        answers: indices into the batch's.
+        micro_batch_tokens: of one pass; an answer above it gets a pass of its own.
+        shared: count a prompt once for all of its answers in a pass, and no padding; passes are then of about the same
+            size. Else every answer counts as long as the longest of its pass, padding included, and answers of like
+            length go together.
     """
     prompts, completions = batch.prompts, batch.completions
     shapes = {b: (len(prompts[b]), len(completions[b].token_ids)) for b in answers}
+    packs = _shared(batch, shapes, micro_batch_tokens) if shared else _padded(shapes, micro_batch_tokens)
     spans = _spans(batch)
+    return [MicroBatch(answers=tuple(pack), tokens=np.concatenate([spans[b] for b in pack])) for pack in packs]
+
+
+def _padded(shapes: Mapping[int, tuple[int, int]], room: int) -> list[list[int]]:
     packs: list[list[int]] = []
     widest = (0, 0)
-    for b in sorted(answers, key=lambda b: (-sum(shapes[b]), b)):
+    for b in sorted(shapes, key=lambda b: (-sum(shapes[b]), b)):
         grown = (max(widest[0], shapes[b][0]), max(widest[1], shapes[b][1]))
-        if packs and sum(grown) * (len(packs[-1]) + 1) <= micro_batch_tokens:
+        if packs and sum(grown) * (len(packs[-1]) + 1) <= room:
             packs[-1].append(b)
             widest = grown
         else:
             packs.append([b])
             widest = shapes[b]
-    return [MicroBatch(answers=tuple(pack), tokens=np.concatenate([spans[b] for b in pack])) for pack in packs]
+    return packs
+
+
+def _shared(batch: Batch, shapes: Mapping[int, tuple[int, int]], room: int) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for b in sorted(shapes, key=lambda b: (-shapes[b][1], b)):
+        groups.setdefault(int(batch.group_of[b]), []).append(b)
+    total = sum(shapes[members[0]][0] + sum(shapes[b][1] for b in members) for members in groups.values())
+    enough = total / max(1, math.ceil(total / room))
+    packs: list[list[int]] = []
+    used = math.inf
+    for members in sorted(groups.values(), key=lambda members: (-shapes[members[0]][0], members[0])):
+        prompt = shapes[members[0]][0]
+        for place, b in enumerate(members):
+            price = shapes[b][1] + (prompt if place == 0 else 0)
+            if used + price > room or used >= enough:
+                packs.append([])
+                used, price = 0, prompt + shapes[b][1]
+            packs[-1].append(b)
+            used += price
+    return packs
 
 
 def _spans(batch: Batch) -> dict[int, np.ndarray]:

@@ -70,6 +70,7 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
         epochs=args.epochs_per_batch,
         micro_batch_tokens=args.micro_batch_tokens,
         max_new_tokens=max_new_tokens,
+        shared=learner.policy.shares_prompts,
     )
     lr = learning_rate(step, args)
     results = [take_update(learner, batch, update, lr) for update in updates]
@@ -168,7 +169,7 @@ def _frozen_logprobs(policy: Policy, batch: Batch, args: TrainArgs) -> Tensor:
     logprobs = torch.empty(batch.seq_id.numel())
     answers = torch.unique(batch.seq_id).tolist()
     with torch.no_grad():
-        for micro in cut(batch, answers, args.micro_batch_tokens):
+        for micro in cut(batch, answers, args.micro_batch_tokens, shared=policy.shares_prompts):
             logprobs[micro.tokens] = score_answers(policy, batch, micro.answers, args.temperature).logprobs.cpu()
     return logprobs
 
