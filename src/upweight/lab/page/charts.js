@@ -33,10 +33,15 @@ const fixed = (value, digits) => signed(Number(value.toFixed(digits)) === 0 ? (0
 const percent = (value, digits = 1) => `${fixed(100 * value, digits)}%`;
 const short = (value) => {
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e6)) return scientific(value, 0);
+  if (size !== 0 && (size < 1e-4 || size >= 1e5)) {
+    const [digits] = Number(value.toPrecision(3)).toExponential().split("e");
+    return scientific(value, (digits.split(".")[1] || "").length);
+  }
   return signed(String(Number(value.toPrecision(4))));
 };
 const grouped = (value) => String(value).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+const times = (value) => `${value < 1000 ? short(value) : grouped(Math.round(value))} times`;
+const tokens = (count) => `${grouped(count)} ${count === 1 ? "token" : "tokens"}`;
 
 // 10^x for an x that no double holds the power of.
 function powerOfTen(exponent) {
@@ -59,7 +64,8 @@ function niceTicks(low, high, wanted) {
 
 function logTicks(low, high) {
   const ticks = [];
-  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
+  const step = Math.ceil(Math.log10(high / low) / 6.5);
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += step) {
     for (const part of high / low < 200 ? [1, 2, 5] : [1]) {
       const tick = Number(`${part}e${power}`);
       if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push(tick);
@@ -82,7 +88,8 @@ class Plot {
     this.svg = shape("svg", { width: this.width, height, viewBox: `0 0 ${this.width} ${height}`, role: "img", "aria-label": about });
     const [left, right] = [this.x.start, this.x.end];
     const [bottom, top] = [this.y.start, this.y.end];
-    const area = { x: left, y: top - 1, width: right - left, height: bottom - top + 2 };
+    // A little more than the axes, so that markers on an edge stay whole.
+    const area = { x: left - 7, y: top - 7, width: right - left + 14, height: bottom - top + 14 };
     this.svg.append(shape("clipPath", { id: this.id }, shape("rect", area)));
     this._drawAxes(x, y);
     this.inside = shape("g", { "clip-path": `url(#${this.id})` });

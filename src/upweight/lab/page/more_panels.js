@@ -42,7 +42,7 @@ PANELS.higher = {
       path.filter(([n]) => n % step === 0).forEach(([n, p]) => plot.mark(n, p, `s${place}`));
     });
     plot.level(0.5, "guide");
-    plot.words(v.updates, 0.5, "0.5", { anchor: "end", dx: -4, dy: 14 });
+    if (!plot.y.ticks.includes(0.5)) plot.words(v.updates, 0.5, "0.5", { anchor: "end", dx: -4, dy: 14 });
     legend(host("legend"), rows.map((row, i) => [`s${i}`, `from ${short(row.probability)}, clip_high ${short(v[row.width])}`, "mark"]));
     table(
       host("numbers"),
@@ -65,8 +65,8 @@ PANELS.higher = {
     const [narrow, wide, likely] = rows;
     const when = (row) => (row.half === null ? "never" : `after ${row.half} updates`);
     return `The bound limits the relative change: in one update ${short(v.rare)} rises by at most ${short(narrow.one - v.rare)}, `
-      + `${short(v.likely)} by ${short(likely.one - v.likely)}. The rare token reaches 0.5 ${when(narrow)} at clip_high ${short(v.narrow)}, `
-      + `${when(wide)} at ${short(v.wide)}.`;
+      + `${short(v.likely)} by ${short(likely.one - v.likely)}. The rare token reaches 0.5 at clip_high ${short(v.narrow)} `
+      + `${when(narrow)}, at ${short(v.wide)} ${when(wide)}.`;
   },
   command: (v) => `upweight lab clip-higher --probabilities ${v.rare},${v.likely} --clip_high ${v.narrow},${v.wide}`,
 };
@@ -140,7 +140,7 @@ PANELS.ratio = {
     const widest = rows.reduce((a, b) => (b.log10Product[1] - b.log10Product[0] > a.log10Product[1] - a.log10Product[0] ? b : a));
     const span = widest.log10Product[1] - widest.log10Product[0];
     return `At sigma ${short(widest.sigma)}, ${percent(widest.clipped)} of the tokens are outside the bounds, at any length. At `
-      + `${grouped(widest.length)} tokens the product spans ${fixed(span, 0)} orders of magnitude; the geometric mean stays between `
+      + `${tokens(widest.length)} the product spans ${fixed(span, 0)} orders of magnitude; the geometric mean stays between `
       + `${fixed(widest.geometric[0], 4)} and ${fixed(widest.geometric[1], 4)}, and gets steadier as answers grow.`;
   },
   command: (v) => `upweight lab ratio --sigma ${v.quiet},${v.noisy} --lengths ${v.lengths} --answers ${v.answers} --seed ${v.seed}`,
@@ -184,19 +184,21 @@ PANELS.mismatch = {
       outlierNats: v.outlier_nats, batchSize: v.batch_size, batches: v.batches, seed: v.seed,
     };
     const draws = remember("mismatch", [v.batch_size, v.batches, v.seed], () => mismatchDraws(settings));
-    const { cap: _, ...rest } = v;
-    const swept = remember("world", Object.values(rest), () => {
-      const world = mismatchWorld(draws, settings);
-      const caps = Array.from({ length: 33 }, (_, i) => 0.5 * 80 ** (i / 32));
-      const sweep = Object.fromEntries(["tis", "mis"].map((kind) => [kind, caps.map((cap) => correctionRow(world, kind, cap))]));
-      return { world, caps, sweep, ratio: [median(world.ratio), Math.max(...world.ratio), Math.min(...world.ratio)] };
+    const key = Object.values({ ...v, cap: null });
+    const world = remember("world", key, () => mismatchWorld(draws, settings));
+    const range = [Math.min(0.5, v.cap), Math.max(40, v.cap)];
+    const sweep = remember("sweep", [key, range], () => {
+      const caps = Array.from({ length: 41 }, (_, i) => range[0] * (range[1] / range[0]) ** (i / 40));
+      return Object.fromEntries(["tis", "mis"].map((kind) => [kind, caps.map((cap) => [cap, correctionRow(world, kind, cap)])]));
     });
-    return { ...swept, rows: Object.fromEntries(CORRECTIONS.map((kind) => [kind, correctionRow(swept.world, kind, v.cap)])) };
+    const rows = Object.fromEntries(CORRECTIONS.map((kind) => [kind, correctionRow(world, kind, v.cap)]));
+    return { rows, sweep, range, ratio: [median(world.ratio), Math.max(...world.ratio), Math.min(...world.ratio)] };
   },
   draw(result, v, host) {
     const { rows } = result;
-    const top = Math.max(...CORRECTIONS.flatMap((kind) => [rows[kind].bias, rows[kind].noise, ...(result.sweep[kind] || []).flatMap((row) => [row.bias, row.noise])]));
-    for (const [part, title] of [["bias", "Bias"], ["noise", "Noise of one batch"]]) capCurve(host(part), result, rows, v, { part, title, top });
+    const swept = Object.values(result.sweep).flatMap((points) => points.map(([, row]) => row));
+    const top = Math.max(...[...Object.values(rows), ...swept].flatMap((row) => [row.bias, row.noise]));
+    for (const [part, title] of [["bias", "Bias"], ["noise", "Noise of one batch"]]) capCurve(host(part), result, v, { part, title, top });
     legend(host("legend"), CORRECTIONS.map((kind, i) => [`s${i}`, KIND_WORDS[kind], "mark"]));
     table(
       host("numbers"),
@@ -217,8 +219,7 @@ PANELS.mismatch = {
   command: (v) => `upweight lab mismatch --cap ${v.cap} --noise ${v.noise} --outliers ${v.outliers} --outlier_nats ${v.outlier_nats} --batch_size ${v.batch_size} --batches ${v.batches} --seed ${v.seed}`,
 };
 
-function capCurve(host, result, rows, v, { part, title, top }) {
-  const range = [Math.min(0.5, v.cap), Math.max(40, Math.min(v.cap, 1e9))];
+function capCurve(host, { rows, sweep, range }, v, { part, title, top }) {
   const plot = new Plot(host, {
     title,
     about: `${title} of each correction against the cap, relative to the true gradient's length; the values at the chosen cap are in the table below.`,
@@ -228,8 +229,8 @@ function capCurve(host, result, rows, v, { part, title, top }) {
   });
   plot.upright(v.cap, "guide");
   CORRECTIONS.forEach((kind, i) => {
-    const sweep = result.sweep[kind];
-    if (sweep) plot.line([...result.caps.map((cap, n) => [cap, sweep[n][part]]), [v.cap, rows[kind][part]]].sort((a, b) => a[0] - b[0]), `s${i}`);
+    const points = sweep[kind] && [...sweep[kind], [v.cap, rows[kind]]].sort((a, b) => a[0] - b[0]);
+    if (points) plot.line(points.map(([cap, row]) => [cap, row[part]]), `s${i}`);
     else plot.level(rows[kind][part], `line s${i}`);
     plot.mark(v.cap, rows[kind][part], `s${i}`);
   });

@@ -62,10 +62,10 @@ PANELS.weights = {
       second[i],
       ...MODES.map((mode) => [`weights.${i}.${key}.${mode}`, values[mode][i], plus(values[mode][i], words(values[mode][i]))]),
     ]);
-    const tokens = v.lengths.map((length) => grouped(length));
+    const lengths = v.lengths.map((length) => grouped(length));
     const advantages = result.advantages.map((value, i) => [`weights.${i}.advantage`, value, plus(value, fixed(value, 2))]);
     const put = (caption, name, second, values, words, key) => table(host("numbers"), caption, ["#", name, ...MODES], rows(second, values, words, key));
-    put("Advantage times weight of one token", "tokens", tokens, result.token, (value) => scientific(value, 2), "token");
+    put("Advantage times weight of one token", "tokens", lengths, result.token, (value) => scientific(value, 2), "token");
     put("Advantage times weight of the whole answer", "adv.", advantages, result.answer, (value) => fixed(value, 3), "answer");
   },
   says(result, v) {
@@ -74,9 +74,9 @@ PANELS.weights = {
     }
     const [least, most] = [Math.min(...v.lengths), Math.max(...v.lengths)];
     if (least === most) return "All answers are equally long, so every mode weighs them alike. Make one longer.";
-    return `With seq-mean-token-mean a token of the longest answer (${grouped(most)} tokens) is pushed ${short(most / least)} times `
+    return `With seq-mean-token-mean a token of the longest answer (${tokens(most)}) is pushed ${times(most / least)} `
       + `less than one of the shortest (${grouped(least)}): a long mistake is cheap per token. With the other three every `
-      + `token of the group is pushed alike, and the longest answer counts ${short(most / least)} times as much as the shortest.`;
+      + `token of the group is pushed alike, and the longest answer counts ${times(most / least)} as much as the shortest.`;
   },
   command: (v) => (v.others.length ? "" : `upweight lab weights --rewards ${v.rewards} --lengths ${v.lengths} --adv_norm ${v.adv_norm} --max_length ${v.max_length}`),
 };
@@ -86,11 +86,12 @@ function groupedBars(host, title, labels, series, label) {
   const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
   const room = (high - low || 1) * 0.06;
   const places = labels.map((_, i) => i + 0.5);
+  const roomy = (host.clientWidth - 70) / labels.length > 42;
   const plot = new Plot(host, {
     title,
     about: `${title}: ${label}, as bars for each answer and averaging mode; the numbers are in the table below.`,
     height: 280,
-    x: { range: [0, labels.length], label: "answer: its reward, its tokens", ticks: places, text: (tick) => labels[Math.floor(tick)] },
+    x: { range: [0, labels.length], label: roomy ? "answer: its reward, its tokens" : "answer", ticks: places, text: (tick) => (roomy ? labels[Math.floor(tick)] : Math.ceil(tick)) },
     y: { range: [low - room, high + room], label },
     below: 58,
   });
@@ -133,6 +134,7 @@ PANELS.kl = {
   },
   says(result) {
     const { k1, k2, k3 } = result.estimates;
+    if (k1.std < 1e-12) return "The policy is the reference: the ratio is 1 for every token, and every estimate is 0.";
     return `k1 is right on average but negative for ${percent(k1.negative, 0)} of the tokens, with a std of ${fixed(k1.std, 3)}; k3 is right `
       + `on average, never negative, and has ${fixed(k3.std, 3)}. k2 is never negative either, but biased: here it is `
       + `${plus(k2.mean - result.exact, fixed(k2.mean - result.exact, 4))} nats off, where chance alone gives about ${fixed(k2.std / Math.sqrt(result.samples), 4)}.`;
@@ -160,7 +162,7 @@ function klCurves(host, result) {
 
 // One small histogram per estimator, on the same axes.
 function klHistograms(host, result) {
-  const reach = Math.max(4 * result.estimates.k3.std, 2.5 * result.estimates.k1.std, 1e-6);
+  const reach = Math.max(4 * result.estimates.k3.std, 2.5 * result.estimates.k1.std, 0.01);
   const bins = 40;
   const shares = ESTIMATORS.map((name) => {
     const share = new Float64Array(bins);
@@ -182,7 +184,7 @@ function klHistograms(host, result) {
       below: i === 2 ? 44 : 28,
       x: { range: [-reach, reach], label: i === 2 ? "estimate from one token (nats)" : "" },
       y: {
-        range: [floor, 3],
+        range: [floor, 40],
         log: true,
         label: i ? "" : "share of the samples (log scale)",
         ticks: [0.0001, 0.01, 1],
@@ -193,8 +195,8 @@ function klHistograms(host, result) {
     shares[i].forEach((share, bin) => plot.bar(plot.x.start + bin * width, Math.max(0.8, width - 0.8), Math.max(share, floor), `s${i}`, floor));
     plot.upright(result.exact, "exact");
     plot.mark(result.at[i], floor * 4, `s${i}`);
-    plot.words(-reach, 3, `${name}   mean ${fixed(item.mean, 4)}`, { dx: 8, dy: 14, look: "note strong" });
-    if (i === 0) plot.words(reach, 3, `exact KL ${fixed(result.exact, 4)}`, { anchor: "end", dx: -4, dy: 14 });
+    plot.words(-reach, 40, `${name}   mean ${fixed(item.mean, 4)}`, { dx: 8, dy: 14, look: "note strong" });
+    if (i === 0) plot.words(reach, 40, `exact KL ${fixed(result.exact, 4)}`, { anchor: "end", dx: -4, dy: 14 });
   });
 }
 
@@ -293,6 +295,9 @@ function clipCurve(host, result, v, { sign, part, reach }) {
   const order = [1, 0, 2];
   for (const i of order) plot.line(curves[i], `s${i}${i === 1 ? " wide" : ""}`);
   for (const i of order) plot.mark(v.rho, result.of(CLIPS[i][0], v.rho, sign)[part], `s${i}`);
-  if (part === "value") plot.words(low, top + room, short(low), { anchor: "end", dx: 4, dy: -4 });
-  if (part === "value") plot.words(high, top + room, short(high), { dx: -4, dy: -4 });
+  if (part === "value") {
+    const apart = plot.x(high) - plot.x(low) > 44 ? 4 : -3;
+    plot.words(low, top + room, short(low), { anchor: "end", dx: apart, dy: -4 });
+    plot.words(high, top + room, short(high), { dx: -apart, dy: -4 });
+  }
 }
