@@ -160,3 +160,9 @@ def test_leave_one_out_in_a_pair_never_scales() -> None:
 def test_only_the_types_of_configuration_fields_are_understood() -> None:
     with pytest.raises(TypeError, match="list"):
         must_be(list[int], [1])
+
+
+def test_a_union_without_none_takes_no_none() -> None:
+    assert must_be(float | str, "0.5") is None
+    assert must_be(float | str, None) == "a number or a string"
+    assert must_be(float | None, None) is None

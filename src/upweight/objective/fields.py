@@ -9,7 +9,7 @@ def must_be(hint: object, value: object) -> str | None:
     """What a field demands of its value, where the value does not meet it.
 
     Args:
-        hint: a resolved annotation: `bool`, `int`, `float`, `str`, a `Literal` of strings, or one of them `| None`.
+        hint: a resolved annotation: `bool`, `int`, `float`, `str`, a `Literal` of strings, or a union of them and None.
         value: what was given.
 
     Returns:
@@ -27,10 +27,11 @@ def must_be(hint: object, value: object) -> str | None:
     """
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
+        optional = types.NoneType in get_args(hint)
         members = [member for member in get_args(hint) if member is not types.NoneType]
-        if value is None or any(must_be(member, value) is None for member in members):
+        if (value is None and optional) or any(must_be(member, value) is None for member in members):
             return None
-        return " or ".join(str(must_be(member, value)) for member in members) + ", or none"
+        return " or ".join(str(must_be(member, value)) for member in members) + (", or none" if optional else "")
     if origin is Literal:
         choices = get_args(hint)
         return None if isinstance(value, str) and value in choices else f"one of {', '.join(choices)}"
