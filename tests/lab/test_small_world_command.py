@@ -116,9 +116,11 @@ def test_sentences_follow_the_numbers() -> None:
     assert "unbiased per token and per sequence and by geometric mean; the longest answer has 1 token." in said
     assert "weighs 1.00 times" in sentence(one, "advantages", 1)
     assert "points 0.0 degrees away" in sentence(one, "averaging", 0)
+    assert sentence(one, "averaging", 1).endswith("group-mean-token-mean is 0.00 degrees off at G=2.")
     four = dict(
         experiment.reports(experiment.run(SmallWorldParameters(group_sizes=(2, 8), samples=2, difficulties=(0.1, 0.5))))
     )
+    assert "depends on each answer. group-mean-token-mean is" in sentence(four, "averaging", 1)
     assert re.search(r"unbiased per sequence, and off by [\d.]+% per token, by [\d.]+% by geometric", sentence(
         four, "sampler", 0
     ))  # fmt: skip

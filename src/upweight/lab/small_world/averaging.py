@@ -294,7 +294,7 @@ def sentences(result: AveragingResult) -> tuple[str, ...]:
     at = {(row.mode, row.group_size): row for row in result.rows}
     exact = max(row.angle for row in result.rows if row.mode == UNBIASED)
     answer, token = at["seq-mean-token-mean", largest], at["token-mean", largest]
-    group = at["group-mean-token-mean", largest]
+    few, group = at["token-mean", smallest], at["group-mean-token-mean", largest]
     longest = len(answer.token_weight)
     held, count = coverage(result)
     return (
@@ -303,10 +303,13 @@ def sentences(result: AveragingResult) -> tuple[str, ...]:
         f"one of a one-token answer and points {answer.angle:.1f} degrees away; wrong answers change by "
         f"{answer.longer_wrong:+.2f} tokens per reward gained, where the true gradient changes them by "
         f"{result.longer_wrong:+.2f}.",
-        f"token-mean is {at['token-mean', smallest].angle:.2f} degrees off at G={smallest} and {token.angle:.2f} at "
-        f"G={largest}: the step's number of tokens, which it divides by, depends on each answer a little. "
-        f"group-mean-token-mean is {group.angle:.2f} degrees off at G={largest}: it divides each prompt's gradient by "
-        "the length of that prompt's own answers.",
+        f"token-mean is {few.angle:.2f} degrees off at G={smallest} and {token.angle:.2f} at "
+        f"G={largest}"
+        + (": the step's number of tokens, which it divides by, depends on each answer" if few.angle > 1e-9 else "")
+        + f". group-mean-token-mean is {group.angle:.2f} degrees off at G={largest}"
+        + (
+            ": it divides each prompt's gradient by the length of that prompt's answers." if group.angle > 1e-9 else "."
+        ),
         f"Of {count} intervals (95%) from {result.samples} sampled steps each, {held} hold the enumerated gain "
         f"({held / count:.1%}).",
     )
