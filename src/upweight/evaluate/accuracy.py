@@ -4,14 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from upweight.evaluate.answers import Answer, collect
 from upweight.objective.errors import bad_parameter
 from upweight.rewards.runner import RewardRunner
-from upweight.rewards.score import Score, Status
-from upweight.rollout.completion import Engine, FinishReason, Sampling
+from upweight.rewards.score import Score
+from upweight.rollout.completion import Engine, Sampling
 from upweight.tasks.prompt import Prompt
-
-CORRECT_ABOVE = 0.5
-"""An answer is correct where its reward is above it: a verifier's 1 is, a partial credit of up to one half is not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +47,7 @@ class Accuracy:
     """The verdicts, in the order of the prompts."""
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
     """The Wilson score interval of a proportion (Wilson 1927).
 
     With p = successes / n:
@@ -59,7 +57,7 @@ def wilson_interval(successes: int, n: int, z: float = 1.96) -> tuple[float, flo
     Unlike p -+ z * sqrt(p (1 - p) / n) it stays in [0, 1] and keeps its width at 0 and n successes.
 
     Args:
-        successes: 0 to n.
+        successes: 0 to n; a share of n that is no whole number is one of an effective number of trials.
         n: trials, >= 0.
         z: quantile of the normal distribution, >= 0; 1.96 for 95%.
 
@@ -117,23 +115,22 @@ def greedy_accuracy(
     if not prompts:
         raise bad_parameter("prompts", "greedy_accuracy", "at least one prompt", prompts)
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=0.0)
-    keys = [(prompt.row, 0) for prompt in prompts]
-    groups = engine.generate([encode(prompt) for prompt in prompts], 1, sampling, keys=keys)
-    completions = [group[0] for group in groups]
-    answers = tuple(decode(completion.token_ids) for completion in completions)
-    scores = tuple(runner.score(prompts, answers, completion_ids=[c.token_ids for c in completions]))
-    judged = [score for score in scores if score.status is Status.SCORED]
-    correct = sum(score.value > CORRECT_ABOVE for score in judged)
-    low, high = wilson_interval(correct, len(judged))
+    return accuracy_of([group[0] for group in collect(engine, encode, decode, prompts, runner, sampling)])
+
+
+def accuracy_of(answers: Sequence[Answer]) -> Accuracy:
+    """Count what is correct among one answer to each prompt, at least one; see `greedy_accuracy`."""
+    judged = [answer.correct for answer in answers if answer.correct is not None]
+    low, high = wilson_interval(sum(judged), len(judged))
     return Accuracy(
-        correct=correct,
+        correct=sum(judged),
         n=len(judged),
-        value=correct / len(judged) if judged else math.nan,
+        value=sum(judged) / len(judged) if judged else math.nan,
         low=low,
         high=high,
-        unscored=len(scores) - len(judged),
-        truncated=sum(completion.finish_reason is FinishReason.LENGTH for completion in completions),
-        mean_length=sum(len(completion.token_ids) for completion in completions) / len(completions),
-        answers=answers,
-        scores=scores,
+        unscored=len(answers) - len(judged),
+        truncated=sum(answer.truncated for answer in answers),
+        mean_length=sum(answer.tokens for answer in answers) / len(answers),
+        answers=tuple(answer.text for answer in answers),
+        scores=tuple(answer.score for answer in answers),
     )
