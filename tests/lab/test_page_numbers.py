@@ -196,6 +196,7 @@ TYPED = [
     ("clip", {"rho": 4.5, "dual_clip": 2.5, "cispo_clip_high": 2.0}),
     ("clip", {"rho": 3.2, "dual_clip": None, "p_old": 0.25}),
     ("higher", {"rare": 0.0003, "likely": 0.79, "narrow": 0.25, "wide": 0.0, "updates": 7}),
+    ("higher", {"rare": 0.5, "likely": 0.8, "narrow": 1.0, "wide": 0.25, "updates": 1}),
     ("ratio", {"quiet": 0.1, "noisy": 0.45, "lengths": [3, 777], "answers": 33, "seed": 5}),
     ("mismatch", {"cap": 1.1, "noise": 0.6, "outliers": 1, "batch_size": 50, "batches": 12, "seed": 3}),
     ("mismatch", {"cap": 30.0, "outlier_nats": 1.5, "outliers": 0, "batch_size": 1000, "batches": 3}),
