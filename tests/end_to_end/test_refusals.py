@@ -67,8 +67,8 @@ def test_a_call_that_cannot_work_is_one_sentence(
     [
         ({"prompt": "1+1="}, ["--reward", "exact"], ["answer", "exact"]),
         ({"prompt": "1+1="}, [], ["answer"]),
-        ({"prompt": "x" * 600, "answer": "1"}, [], ["row 0", "600 tokens", "context of 512"]),
-        ({"question": "1+1=", "answer": "2"}, [], ["'prompt'", "question"]),
+        ({"prompt": "x" * 600, "answer": "1"}, [], ["data.jsonl:1: 600 tokens", "context of 512", "drop"]),
+        ({"text": "1+1=", "answer": "2"}, [], ["'prompt'", "text"]),
         ({"prompt": "1+1=", "answer": "2"}, ["--sft_steps", "5"], ["--sft_steps 0"]),
     ],
 )
@@ -78,9 +78,9 @@ def test_data_that_cannot_work_is_refused(
     """B53, B106: a column that is not there, a prompt that is too long, rows without a prompt."""
     data = jsonl(tmp_path / "data.jsonl", row)
     outcome = train("--data", data, "--sft_steps", "0", *flags)
-    ours = [line for line in outcome.err.splitlines() if line.startswith("upweight: ")]
+    ours = outcome.err[outcome.err.index("upweight: ") :]
     assert outcome.code == 2
-    assert [word for word in words if word not in "\n".join(ours)] == []
+    assert [word for word in words if word not in ours] == []
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 

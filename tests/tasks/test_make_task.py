@@ -25,8 +25,8 @@ def test_parameters_are_read_from_the_spec() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("arithmetik", "There is no task 'arithmetik'. Did you mean 'arithmetic'? Valid: arithmetic."),
-        ("", "There is no task ''. Valid: arithmetic."),
+        ("arithmetik", "There is no task 'arithmetik'. Did you mean 'arithmetic'? Valid: arithmetic, data, rg."),
+        ("", "There is no task ''. Valid: arithmetic, data, rg."),
         ("arithmetic:digit=2", "Did you mean 'digits'? Valid: digits, operators, style, terms."),
         ("arithmetic:digits=two", "The 'digits' parameter of the arithmetic task must be a whole number"),
         ("arithmetic:digits=-1", "The 'digits' parameter of the arithmetic task must be a whole number"),

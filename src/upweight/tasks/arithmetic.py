@@ -100,6 +100,16 @@ class ArithmeticTask:
         return "exact" if self.style == "bare" else "gsm8k"
 
     @property
+    def scorer(self) -> None:
+        """None: the reward is a built-in."""
+        return
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """None: there is nothing to say about the rows."""
+        return ()
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Only `answer`."""
         return ("answer",)

@@ -24,6 +24,19 @@ class Prompt:
     columns: Mapping[str, object] = field(default_factory=dict)
     """Every other column of the row, handed to reward functions by name."""
 
+    where: str = field(default="", compare=False)
+    """Where the row stands, for messages: `train.jsonl:7`. Empty where there is nothing better than the row's id."""
+
+    @property
+    def place(self) -> str:
+        """The row as a message names it: where it stands, or `row 7`.
+
+        Example:
+            >>> Prompt(row=7, text="2+2=").place, Prompt(row=7, text="2+2=", where="sums.jsonl:8").place
+            ('row 7', 'sums.jsonl:8')
+        """
+        return self.where or f"row {self.row}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:

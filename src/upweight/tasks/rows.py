@@ -1,11 +1,16 @@
 """Tasks made of rows: validated once, up front, and streamed in a seeded order."""
 
+import copy
+import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from upweight.objective.errors import UsageError
 from upweight.tasks.keyed import keyed_permutation
+from upweight.tasks.layouts import OURS, BadRow, Layout, layout_of
 from upweight.tasks.prompt import Draw, Message, Prompt
 from upweight.tasks.task import check_state, check_take
 
@@ -13,31 +18,52 @@ DEFAULT_BUDGET = 256
 """Tokens of an answer where nobody says: rows do not tell how long their answers are."""
 
 SHOWN_OFFENDERS = 5
-"""Unusable rows that the error spells out; the others are counted."""
+"""Unusable rows that a message spells out; the others are counted."""
 
 
-class BadRow(ValueError):
-    """One row cannot be used; the text says why. Collected, and reported together as one UsageError."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collected:
+    """The rows of one source, validated."""
+
+    prompts: tuple[Prompt, ...]
+    """One per usable row, in order."""
+
+    layout: Layout = OURS
+    """How the rows were written down."""
+
+    remarks: tuple[str, ...] = ()
+    """What a person should know about them: the layout where it was not ours, rows left out, repeats."""
 
 
 class PromptsTask:
-    """A task over a fixed list of validated prompts; what files and rows in memory have in common."""
+    """A task over a fixed list of validated prompts; what files, data sets and rows in memory have in common."""
 
-    def __init__(self, name: str, prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
-        """Take over prompts that `collect_prompts` has checked.
+    scorer: Callable[..., object] | None = None
+    """None: the default reward is a built-in."""
+
+    def __init__(self, name: str, training: Collected, held_out: Collected | None = None) -> None:
+        """Take over what `collect_prompts` has checked.
 
         Args:
             name: short name, fit for a folder name.
-            prompts: the training rows, at least one; `row` is the position.
-            held_out: rows for evaluation; may be empty.
+            training: the training rows, at least one.
+            held_out: rows for evaluation; None = none.
         """
         self.name = name
-        self.prompts = tuple(prompts)
-        self.held_out = tuple(held_out)
+        self.prompts = training.prompts
+        self.held_out = () if held_out is None else held_out.prompts
+        self._layouts = (training.layout, OURS if held_out is None else held_out.layout)
+        self.remarks = (
+            *training.remarks,
+            *(() if held_out is None else (f"held out: {remark}" for remark in held_out.remarks)),
+            *_overlap(self.prompts, self.held_out),
+        )
 
     @property
     def reward(self) -> str:
-        """`gsm8k` for chats, and where a gold answer has a `####` line; otherwise `exact`."""
+        """What the layout says; else `gsm8k` for chats, and where a gold answer has a `####` line; else `exact`."""
+        if self._layouts[0].reward is not None:
+            return self._layouts[0].reward
         # Compared as plain text, a chat model's sentences would score 0 for ever.
         chat = not isinstance(self.prompts[0].text, str)
         marked = any(prompt.answer is not None and "####" in prompt.answer for prompt in self.prompts)
@@ -67,6 +93,42 @@ class PromptsTask:
         """None: a gold answer is no worked answer."""
         return []
 
+    def for_model(self, *, chat: bool) -> Self:
+        """The task as a model is asked it: bare questions become chats where the model has a chat template.
+
+        Args:
+            chat: whether it has one. Rows that bring a prompt of their own stay as they are.
+
+        Example:
+            >>> task = RowsTask([{"question": "2+2?", "answer": "4"}])
+            >>> task.for_model(chat=False).prompts[0].text
+            '2+2?'
+            >>> task.for_model(chat=True).prompts[0].text
+            ({'role': 'user', 'content': '2+2?'},)
+        """
+        if not chat or not any(layout.questions for layout in self._layouts):
+            return self
+        task = copy.copy(self)
+        task.prompts, task.held_out = (
+            tuple(map(_as_chat, prompts)) if layout.questions else prompts
+            for prompts, layout in zip((self.prompts, self.held_out), self._layouts, strict=True)
+        )
+        return task
+
+    def without(self, rows: Collection[int], held_out_rows: Collection[int], remark: str) -> Self:
+        """The same task with some rows left out; those that stay keep their ids.
+
+        Args:
+            rows: ids of training rows to leave out; at least one other stays.
+            held_out_rows: ids of held-out rows to leave out.
+            remark: what is said about it.
+        """
+        task = copy.copy(self)
+        task.prompts = tuple(prompt for prompt in self.prompts if prompt.row not in rows)
+        task.held_out = tuple(prompt for prompt in self.held_out if prompt.row not in held_out_rows)
+        task.remarks = (*self.remarks, remark)
+        return task
+
 
 class RowsTask(PromptsTask):
     """A task from rows in memory: a list of dicts, a Hugging Face data set, anything that iterates over mappings.
@@ -74,7 +136,7 @@ class RowsTask(PromptsTask):
     A row has a `prompt` - a non-empty string, or a list of messages `{"role", "content"}` of which one that is not
     a system message says something - and usually an `answer` (a string or a number). All other columns are handed
     to reward functions by name. Prompts are all strings or all chats: in a mixture one half would silently skip
-    the chat template.
+    the chat template. The rows of GSM8K, MATH, verl and verifiers are read as well; see `layout_of`.
 
     Raises:
         UsageError: there are no rows, or rows cannot be used: the first five are named as "row 3", counted from 0.
@@ -96,7 +158,7 @@ class RowsTask(PromptsTask):
         super().__init__(
             name,
             collect_prompts(_numbered(rows), "The training data"),
-            () if held_out is None else collect_prompts(_numbered(held_out), "The held-out data"),
+            None if held_out is None else collect_prompts(_numbered(held_out), "The held-out data"),
         )
 
 
@@ -147,15 +209,17 @@ class ShuffledStream:
         return keyed_permutation(len(self._prompts), "epoch order", self._seed, epoch)
 
 
-def collect_prompts(rows: Iterable[tuple[str, object]], source: str) -> list[Prompt]:
+def collect_prompts(rows: Iterable[tuple[str, object]], source: str, *, skip_bad_rows: bool = False) -> Collected:
     """Turn rows into prompts, or report everything that is wrong with them in one sentence.
 
     Args:
         rows: (where the row stands, the row), where a row that could not even be read is a `BadRow`.
         source: what the rows are, as the subject of an error's sentence.
+        skip_bad_rows: leave unusable rows out, and say so in a remark, instead of refusing the whole.
 
     Returns:
-        One prompt per row; `row` is its index. All have the same columns: None where a row has no such column.
+        One prompt per usable row; `row` is its index among all of them. All have the same columns: None where a row
+        has no such column.
 
     Raises:
         UsageError: no rows, or unusable ones; chained to the first cause.
@@ -163,40 +227,83 @@ def collect_prompts(rows: Iterable[tuple[str, object]], source: str) -> list[Pro
     prompts: list[Prompt] = []
     offenders: list[tuple[str, BadRow]] = []
     columns: dict[str, None] = {}
-    first = ""
+    layout: Layout | None = None
     index = -1
     for index, (where, row) in enumerate(rows):
         try:
-            prompt = _prompt(index, row)
+            if isinstance(row, BadRow):
+                raise row
+            if not isinstance(row, Mapping):
+                raise BadRow(f"a row is an object with a 'prompt', not {_kind(row)}")
+            layout = layout or layout_of(row)
+            prompt = _prompt(index, where, layout.convert(row))
             if prompts and isinstance(prompt.text, str) is not isinstance(prompts[0].text, str):
                 kinds = ("a string", "messages") if isinstance(prompt.text, str) else ("messages", "a string")
                 raise BadRow(
-                    f"the prompt is {kinds[0]} where {first} has {kinds[1]}; a data set is all one or the other"
+                    f"the prompt is {kinds[0]} where {prompts[0].place} has {kinds[1]}; a data set is all one or the "
+                    "other"
                 )
         except BadRow as reason:
             offenders.append((where, reason))
             continue
-        first = first or where
         prompts.append(prompt)
         columns.update(dict.fromkeys(prompt.columns))
     if index < 0:
         raise UsageError(f"{source} has no rows.")
-    if offenders:
-        raise _report(source, offenders, index + 1) from offenders[0][1]
-    return [_with_columns(prompt, columns) for prompt in prompts]
+    if offenders and not (skip_bad_rows and prompts):
+        raise UsageError(f"{source} has {_unusable(offenders, index + 1)}") from offenders[0][1]
+    layout = layout or OURS
+    remarks = [
+        *([f"{layout.name} rows: {layout.remark}"] if layout.remark else []),
+        *([f"left out {_unusable(offenders, index + 1)}"] if offenders else []),
+        *_repeats(prompts),
+    ]
+    return Collected(
+        prompts=tuple(_with_columns(prompt, columns) for prompt in prompts), layout=layout, remarks=tuple(remarks)
+    )
 
 
-def _report(source: str, offenders: Sequence[tuple[str, BadRow]], total: int) -> UsageError:
+def listed(offenders: Sequence[tuple[str, object]]) -> list[str]:
+    """Indented lines for a message: where and why, the first five; the others as a count.
+
+    Example:
+        >>> listed([("row 3", "too long")])
+        ['  row 3: too long']
+    """
     lines = [f"  {where}: {reason}" for where, reason in offenders[:SHOWN_OFFENDERS]]
     if len(offenders) > SHOWN_OFFENDERS:
         lines.append(f"  and {len(offenders) - SHOWN_OFFENDERS} more")
-    return UsageError("\n".join([f"{source} has {len(offenders)} unusable of {total} rows:", *lines]))
+    return lines
+
+
+def _unusable(offenders: Sequence[tuple[str, BadRow]], total: int) -> str:
+    return "\n".join([f"{len(offenders)} unusable of {total} rows:", *listed(offenders)])
+
+
+def _repeats(prompts: Sequence[Prompt]) -> list[str]:
+    """Rows with the same prompt are legal: told apart by their ids, they make groups of their own."""
+    again = len(prompts) - len({_words(prompt) for prompt in prompts})
+    return [f"{again} of {len(prompts)} rows repeat an earlier prompt; each makes groups of its own"] if again else []
+
+
+def _overlap(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
+    trained = {_words(prompt) for prompt in prompts} if held_out else set()
+    both = sum(_words(prompt) in trained for prompt in held_out)
+    return [f"{both} of {len(held_out)} held-out prompts are among the training prompts as well"] if both else []
+
+
+def _words(prompt: Prompt) -> str:
+    return prompt.text if isinstance(prompt.text, str) else repr([sorted(message.items()) for message in prompt.text])
+
+
+def _as_chat(prompt: Prompt) -> Prompt:
+    return dataclasses.replace(prompt, text=({"role": "user", "content": str(prompt.text)},))
 
 
 def _with_columns(prompt: Prompt, names: Iterable[str]) -> Prompt:
     # A reward function gets every column as a list as long as the batch, whichever rows the batch has.
     columns = {name: prompt.columns.get(name) for name in names}
-    return Prompt(row=prompt.row, text=prompt.text, answer=prompt.answer, columns=columns)
+    return dataclasses.replace(prompt, columns=columns)
 
 
 def _numbered(rows: Iterable[object]) -> Iterator[tuple[str, object]]:
@@ -204,15 +311,10 @@ def _numbered(rows: Iterable[object]) -> Iterator[tuple[str, object]]:
         yield f"row {index}", row
 
 
-def _prompt(index: int, row: object) -> Prompt:
-    if isinstance(row, BadRow):
-        raise row
-    if not isinstance(row, Mapping):
-        raise BadRow(f"a row is an object with a 'prompt', not {_kind(row)}")
-    if "prompt" not in row:
-        raise BadRow(f"there is no 'prompt'; the columns are: {', '.join(map(str, row)) or 'none'}")
+def _prompt(index: int, where: str, row: Mapping[str, object]) -> Prompt:
     columns = {str(name): value for name, value in row.items() if name not in ("prompt", "answer")}
-    return Prompt(row=index, text=_text(row["prompt"]), answer=_answer(row.get("answer")), columns=columns)
+    text, answer = _text(row["prompt"]), _answer(row.get("answer"))
+    return Prompt(row=index, text=text, answer=answer, columns=columns, where=where)
 
 
 def _text(value: object) -> str | tuple[Message, ...]:

@@ -1,6 +1,6 @@
 """What a task is: the protocols that training and evaluation are written against."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from upweight.objective.errors import bad_parameter
@@ -47,7 +47,17 @@ class Task(Protocol):
 
     @property
     def reward(self) -> str:
-        """Name of the built-in reward that fits; what a run uses where none is asked for."""
+        """Name of the reward that fits, what a run uses where none is asked for: a built-in one, or the scorer's."""
+        ...
+
+    @property
+    def scorer(self) -> Callable[..., object] | None:
+        """The task's own reward function, where it brings one; None where `reward` names a built-in."""
+        ...
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What a person should know about the rows before a run: how they were read, what was left out."""
         ...
 
     @property
@@ -77,6 +87,22 @@ class Task(Protocol):
     def demonstrations(self, count: int, seed: int) -> Sequence[tuple[Prompt, str]]:
         """Worked answers to training problems for a supervised warm-up; empty where the task has none."""
         ...
+
+
+def reward_of(task: Task, asked: str | None) -> str | Callable[..., object]:
+    """What judges a task's answers: the reward that was asked for, else the task's own.
+
+    Args:
+        task: the task.
+        asked: a reward's name; None = none. The name of the task's own reward, as a run's config.json has it, stands
+            for that.
+
+    Returns:
+        A name, or the task's own function.
+    """
+    if asked is not None and asked != task.reward:
+        return asked
+    return task.reward if task.scorer is None else task.scorer
 
 
 def check_take(n: int) -> None:

@@ -1,5 +1,6 @@
 """`TrainArgs`: the whole configuration of a run, flag by flag. Imports no torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -23,13 +24,19 @@ class TrainArgs:
     """tiny, smollm2-135m, a folder, a GGUF file, or a name on the Hugging Face hub."""
 
     task: str = "arithmetic"
-    """Where prompts come from. arithmetic takes parameters: arithmetic:digits=2,terms=2,operators=+-,style=bare"""
+    """Where prompts come from. arithmetic takes parameters: arithmetic:digits=2,terms=2,operators=+-,style=bare.
+    rg:TASK is a task of reasoning-gym with its own scorer: rg:chain_sum:max_terms=3"""
 
     data: str | None = None
-    """A JSONL file with a row a line (prompt, answer, other columns); takes the place of the task."""
+    """Rows (prompt, answer, other columns; GSM8K's, MATH's, verl's and verifiers' as well): a JSONL or Parquet file,
+    or a Hugging Face data set, hf:NAME[:SPLIT]. Takes the place of the task."""
 
     eval_data: str | None = None
-    """A JSONL file of held-out rows, evaluated before and after (the arithmetic task brings its own)."""
+    """Held-out rows, likewise, evaluated before and after (the built-in tasks bring their own)."""
+
+    prompt_too_long: Literal["error", "drop"] = "error"
+    """A prompt that leaves no room for its answer in the context: refuse to start, or leave the row out. Never
+    shortened."""
 
     reward: str | None = None
     """exact or gsm8k; where not given, the task says. Functions of your own go through upweight.Trainer."""
@@ -91,8 +98,8 @@ class TrainArgs:
     """Gradients are scaled down to this norm; 0 = never."""
 
     sft_steps: int | None = None
-    """Supervised warm-up steps on worked arithmetic answers, 0 = none; 400 for tiny on the arithmetic task and none
-    otherwise where not given. tiny stops earlier, once its loss says that about a third is right. The result
+    """Supervised warm-up steps on worked answers, 0 = none; 400 for tiny on a task that has them and none otherwise
+    where not given. tiny stops earlier, once its loss says that about a third is right. The result
     is cached."""
 
     save_every: int = 0
@@ -143,6 +150,37 @@ class TrainArgs:
         args = cls(**{name: value for name, value in flags.items() if name in of_run})
         chosen = {name: value for name, value in flags.items() if name in of_objective}
         return replace(args, objective=replace(args.objective, **chosen))
+
+    @classmethod
+    def from_trl(cls, config: object, *, rows: int | None = None, say: Callable[[str], object] = print) -> "TrainArgs":
+        """What a GRPOConfig of TRL 1.16 means here; says, one line each, what of it cannot be matched.
+
+        The objective is read as `--like trl` reads it. TRL counts steps in updates, and batches in answers; see
+        `upweight.train.from_trl.read_trl`, which also returns what is said, and what is merely called differently.
+
+        Args:
+            config: a GRPOConfig, anything with its attributes, or a dict of its fields.
+            rows: size of the training data, which num_train_epochs counts in; None = not known.
+            say: takes a line for each thing that cannot be matched.
+
+        Raises:
+            UsageError: a field that TRL does not have, a value of a wrong type, or one that nothing here can stand
+                for.
+
+        Example:
+            >>> args = TrainArgs.from_trl({"max_steps": 20, "beta": 0.04, "save_total_limit": 2})
+            note: An answer that no reward function could score keeps its place in TRL's denominators, with \
+advantage 0; here it leaves them.
+            note: save_total_limit=2: every checkpoint is kept.
+            >>> args.max_steps, args.objective.kl_coef, args.objective.kl_grad
+            (20, 0.04, 'reverse')
+        """
+        from upweight.train.from_trl import read_trl
+
+        found = read_trl(config, rows=rows)
+        for sentence in found.unmatched:
+            say(f"note: {sentence}")
+        return found.args
 
     def __post_init__(self) -> None:
         if self.objective is not None:

@@ -51,17 +51,16 @@ def resolve_args(args: TrainArgs, task: Task, device: str, parameters: int | Non
         learning_rate=_or(args.learning_rate, TINY_LEARNING_RATE if small else LEARNING_RATE),
         lr_warmup_steps=_or(args.lr_warmup_steps, args.max_steps // 10),
         sft_steps=_or(args.sft_steps, TINY_WARM_UP.steps if tiny and task.demonstrations(1, args.seed) else 0),
-        output_dir=run_folder(args) if args.output_dir is None else args.output_dir,
+        output_dir=run_folder(args, task) if args.output_dir is None else args.output_dir,
         device=device,
         handshake_tolerance=_or(args.handshake_tolerance, HANDSHAKE_TOLERANCE[args.dtype]),
     )
 
 
-def run_folder(args: TrainArgs) -> str:
+def run_folder(args: TrainArgs, task: Task) -> str:
     """runs/MODEL-TASK-PRESET-TIME, with a number behind it where that is there already."""
     model = args.model.rstrip("/").rpartition("/")[2] or "model"
-    task = args.task.partition(":")[0] if args.data is None else "data"
-    name = f"runs/{model}-{task}-{args.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"runs/{model}-{task.name if args.data is None else 'data'}-{args.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     taken = (f"{name}-{n}" for n in itertools.count(2))
     return name if not Path(name).exists() else next(n for n in taken if not Path(n).exists())
 

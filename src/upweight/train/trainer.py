@@ -17,21 +17,22 @@ from upweight.policy.warmup import TINY_WARM_UP, WarmUp, warm_up_cached
 from upweight.rewards.runner import RewardRunner, make_runner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
-from upweight.tasks.jsonl import JsonlTask
+from upweight.tasks.data import DataTask
 from upweight.tasks.registry import make_task
-from upweight.tasks.rows import RowsTask
-from upweight.tasks.task import Task
+from upweight.tasks.rows import PromptsTask, RowsTask
+from upweight.tasks.task import Task, reward_of
 from upweight.train.args import TrainArgs
 from upweight.train.check import check_args
 from upweight.train.console import Console
 from upweight.train.curve import draw_curve
 from upweight.train.folder import RunFolder, check_free
 from upweight.train.handshake import shake_hands
+from upweight.train.intake import fitting, judgeable
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.records import StepReport
 from upweight.train.resolve import TINY, known, resolve_args
 from upweight.train.signals import GracefulStop
-from upweight.train.source import SamplingSource, check_fits
+from upweight.train.source import SamplingSource
 from upweight.train.step import Learner, training_step
 
 WARM_UP_BATCH_SIZE = 16
@@ -106,7 +107,7 @@ class Trainer:
         self._loaded = None if model is None or isinstance(model, str) else model
         self._tokenizer = processing_class
         self._reward_funcs = reward_funcs
-        self._data: Task | None = None if train_dataset is None else RowsTask(train_dataset, eval_dataset)
+        self._data: PromptsTask | None = None if train_dataset is None else RowsTask(train_dataset, eval_dataset)
         if self._loaded is not None and self._tokenizer is None:
             raise UsageError("A model that is loaded already needs its tokenizer: pass processing_class as well.")
         if self._data is None and eval_dataset is not None:
@@ -145,7 +146,7 @@ class Trainer:
             check_free(self.args.output_dir)
         resolve_device(self.args.device)
         task = self._task(chat=False)
-        self._runner(task, self.args.reward)
+        self._judgeable(task, self._runner(task, self.args.reward))
         if (self._loaded is None and self.args.model == TINY) or self._data is not None:
             # The budget cannot change with a chat template any more, so what depends on it can be checked.
             check_args(resolve_args(self.args, task, self.args.device))
@@ -180,7 +181,7 @@ class Trainer:
         args = resolve_args(self.args, task, str(policy.device), parameters)
         check_args(args)
         runner = self._runner(task, args.reward)
-        _check_prompts(task, policy, args)
+        task = self._judgeable(fitting(task, policy, args), runner)
         folder = RunFolder(str(args.output_dir))
         try:
             return _Run(args=args, task=task, policy=policy, runner=runner, folder=folder).go()
@@ -190,9 +191,9 @@ class Trainer:
 
     def _task(self, *, chat: bool) -> Task:
         if self._data is None and self.args.data is not None:
-            self._data = JsonlTask(self.args.data, self.args.eval_data)
+            self._data = DataTask(self.args.data, self.args.eval_data)
         if self._data is not None:
-            return self._data
+            return self._data.for_model(chat=chat)
         if self.args.eval_data is not None:
             raise UsageError("--eval_data goes with --data: a built-in task holds out its own problems.")
         return make_task(self.args.task, chat=chat)
@@ -204,11 +205,18 @@ class Trainer:
 
     def _runner(self, task: Task, reward: str | None) -> RewardRunner:
         """The reward functions, tried on one row of each part of the data."""
-        runner = make_runner(self._reward_funcs or reward or task.reward)
+        runner = make_runner(self._reward_funcs or reward_of(task, reward))
         runner.check(task.stream(self.args.seed).take(1)[0].prompt, task.columns)
         if task.held_out:
             runner.check(task.held_out[0])
         return runner
+
+    def _judgeable(self, task: Task, runner: RewardRunner) -> Task:
+        """The task, every gold answer tried on its reward where that is built in; others may be costly to call."""
+        asked = self._reward_funcs or reward_of(task, self.args.reward)
+        several = [asked] if isinstance(asked, str) or callable(asked) else asked
+        built_in = all(isinstance(one, str) and not {".", ":"} & set(one) for one in several)
+        return judgeable(task, runner) if built_in else task
 
 
 def _check_templates(task: Task, args: TrainArgs) -> None:
@@ -219,14 +227,6 @@ def _check_templates(task: Task, args: TrainArgs) -> None:
                 f"The prompt of row {prompt.row} is a list of messages, and tiny has no chat template: give prompts as "
                 "strings, or choose an instruct model with --model."
             )
-
-
-def _check_prompts(task: Task, policy: Policy, args: TrainArgs) -> None:
-    """Measure every prompt of a finite task, and some of an endless one, before anything is trained."""
-    budget = known(args.max_new_tokens)
-    draws = task.stream(args.seed).take(task.size or 64)
-    for prompt in [draw.prompt for draw in draws] + list(task.held_out[: args.eval_prompts]):
-        check_fits(prompt, len(policy.encode(prompt)), budget, policy.context_length)
 
 
 class _Run:
@@ -422,6 +422,8 @@ def announce(args: TrainArgs, task: Task) -> None:
         f"task {task.name} ({rows}, {len(task.held_out)} held out, {evaluated} of them in an evaluation); "
         f"{args.prompts_per_step} prompts x {args.group_size} answers = {answers} answers and {updates} updates a step"
     )
+    for remark in task.remarks:
+        console.say(f"data: {remark}")
     for note in notes(args.objective, updates_per_step=updates, group_size=args.group_size, preset=args.preset):
         console.say(f"note: {note}")
 

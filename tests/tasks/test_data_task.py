@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from upweight.objective.errors import UsageError
-from upweight.tasks.jsonl import JsonlTask
+from upweight.tasks.data import DataTask
 from upweight.tasks.prompt import Draw
 from upweight.tasks.rows import RowsTask
 from upweight.tasks.task import Task
@@ -29,14 +29,14 @@ def rows_of(draws: list[Draw]) -> list[int]:
 
 
 def test_it_is_a_task(tmp_path: Path) -> None:
-    task: Task = JsonlTask(write(tmp_path, '{"prompt": "2+2=", "answer": 4}'))
+    task: Task = DataTask(write(tmp_path, '{"prompt": "2+2=", "answer": 4}'))
     assert (task.name, task.reward, task.size, task.max_new_tokens) == ("data", "exact", 1, 256)
     assert list(task.held_out) == list(task.demonstrations(3, seed=0)) == []
 
 
 def test_answers_become_strings_and_other_columns_are_kept(tmp_path: Path) -> None:
     lines = ['{"prompt": "a", "answer": 4, "level": [1, {"x": null}]}', '{"prompt": "b", "answer": 0.5, "id": "q"}']
-    task = JsonlTask(write(tmp_path, "\n".join(lines)))
+    task = DataTask(write(tmp_path, "\n".join(lines)))
     assert [prompt.answer for prompt in task.prompts] == ["4", "0.5"]
     assert task.columns == ("answer", "level", "id")
     assert [dict(p.columns) for p in task.prompts] == [
@@ -46,22 +46,22 @@ def test_answers_become_strings_and_other_columns_are_kept(tmp_path: Path) -> No
 
 
 def test_a_byte_order_mark_crlf_and_blank_lines_are_fine(tmp_path: Path) -> None:
-    task = JsonlTask(write(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n   \r\n{"prompt": "b"}\r\n'))
+    task = DataTask(write(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n   \r\n{"prompt": "b"}\r\n'))
     assert [(p.row, p.text) for p in task.prompts] == [(0, "a"), (1, "b")]
 
 
 def test_a_line_is_not_cut_at_a_line_separator_inside_a_string(tmp_path: Path) -> None:
     text = "one\u2028two\u0085three"
-    assert JsonlTask(write(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False))).prompts[0].text == text
+    assert DataTask(write(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False))).prompts[0].text == text
 
 
 def test_a_line_of_five_megabytes_is_read(tmp_path: Path) -> None:
-    task = JsonlTask(write(tmp_path, json.dumps({"prompt": "x", "note": "y" * 5_000_000})))
+    task = DataTask(write(tmp_path, json.dumps({"prompt": "x", "note": "y" * 5_000_000})))
     assert len(str(task.prompts[0].columns["note"])) == 5_000_000
 
 
 def test_rows_with_the_same_words_stay_two_rows(tmp_path: Path) -> None:
-    task = JsonlTask(write(tmp_path, '{"prompt": "a", "answer": "1"}\n' * 2))
+    task = DataTask(write(tmp_path, '{"prompt": "a", "answer": "1"}\n' * 2))
     assert sorted(rows_of(task.stream(seed=0).take(2))) == [0, 1]
 
 
@@ -69,7 +69,7 @@ def test_held_out_rows_come_from_a_file_of_their_own(tmp_path: Path) -> None:
     path = write(tmp_path, '{"prompt": "a"}')
     other = tmp_path / "eval.jsonl"
     other.write_text('{"prompt": "b", "answer": "2"}')
-    assert [prompt.text for prompt in JsonlTask(path, other).held_out] == ["b"]
+    assert [prompt.text for prompt in DataTask(path, other).held_out] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_held_out_rows_come_from_a_file_of_their_own(tmp_path: Path) -> None:
 def test_an_unusable_line_is_named_with_its_reason(tmp_path: Path, line: bytes, reason: str) -> None:
     path = write(tmp_path, b'{"prompt": "fine"}\n\n' + line + b"\n")
     with pytest.raises(UsageError) as caught:
-        JsonlTask(path)
+        DataTask(path)
     assert f"{path}:3: " in str(caught.value)
     assert reason in str(caught.value)
     assert "1 unusable of 2 rows" in str(caught.value)
@@ -113,7 +113,7 @@ def test_an_unusable_line_is_named_with_its_reason(tmp_path: Path, line: bytes, 
 
 def test_the_cause_of_a_broken_line_is_chained(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        JsonlTask(write(tmp_path, "{"))
+        DataTask(write(tmp_path, "{"))
     assert caught.value.__cause__ is not None
     assert isinstance(caught.value.__cause__.__cause__, json.JSONDecodeError)
 
@@ -121,7 +121,7 @@ def test_the_cause_of_a_broken_line_is_chained(tmp_path: Path) -> None:
 def test_the_first_five_offenders_are_listed_and_all_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path, '{"prompt": ""}\n' * 8 + '{"prompt": "a"}\n')
     with pytest.raises(UsageError) as caught:
-        JsonlTask(path)
+        DataTask(path)
     text = str(caught.value)
     assert "8 unusable of 9 rows" in text
     assert [f"{path}:{line}: " in text for line in range(1, 9)] == [True] * 5 + [False] * 3
@@ -132,16 +132,16 @@ def test_the_first_five_offenders_are_listed_and_all_are_counted(tmp_path: Path)
 def test_a_file_without_rows_is_refused_in_one_sentence(tmp_path: Path, content: str) -> None:
     path = write(tmp_path, content)
     with pytest.raises(UsageError) as caught:
-        JsonlTask(path)
+        DataTask(path)
     assert str(caught.value) == f"The data file {path} has no rows."
 
 
 def test_a_missing_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        JsonlTask(tmp_path / "none.jsonl")
+        DataTask(tmp_path / "none.jsonl")
     assert str(caught.value) == f"The data file {tmp_path / 'none.jsonl'} cannot be read: No such file or directory."
     with pytest.raises(UsageError, match="cannot be read"):
-        JsonlTask(tmp_path)
+        DataTask(tmp_path)
 
 
 def test_strings_and_chats_are_not_mixed() -> None:
