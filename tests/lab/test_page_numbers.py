@@ -28,7 +28,7 @@ def doubles(*values: float) -> Tensor:
 
 
 def normals(count: int, generator: torch.Generator) -> Tensor:
-    """torch.randn to the last bit or two: its Box and Muller, each step rounded to single precision."""
+    """torch.randn to 2e-6 on any processor: its Box and Muller, each step rounded to single precision."""
 
     def transform(block: Tensor) -> Tensor:
         radius = (-2 * (1 - block[:8]).double().log().float()).double().sqrt().float()
@@ -46,7 +46,7 @@ def normals(count: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("count", [16, 200, 1000])
 def test_the_generator_of_these_tests_is_that_of_torch(count: int) -> None:
     one, other = (torch.Generator().manual_seed(7) for _ in range(2))
-    torch.testing.assert_close(normals(count, one), torch.randn(count, generator=other), rtol=3e-6, atol=3e-7)
+    torch.testing.assert_close(normals(count, one), torch.randn(count, generator=other), rtol=0, atol=2e-6)
     assert torch.equal(one.get_state(), other.get_state())
 
 
@@ -238,6 +238,14 @@ def type_in(page: Any, panel: str, values: Mapping[str, Any]) -> None:
             field.fill("none" if value is None else repr(value))
 
 
+def tolerance(key: str, value: float, values: dict[str, Any]) -> float:
+    if key.startswith("ratio") and key.endswith(".clipped"):
+        # torch's normal numbers differ in their last bits from processor to processor: a token may change sides.
+        tokens = values["answers"] * values["lengths"][int(key.split(".")[2])]
+        return max(1e-6, 1.5 / tokens)
+    return 1e-6 * max(1.0, abs(value))
+
+
 def assert_agree(page: Any, panel: str, values: dict[str, Any]) -> None:
     expected = BY_PYTHON[panel](values)
     got = shown(page, panel)
@@ -245,7 +253,7 @@ def assert_agree(page: Any, panel: str, values: dict[str, Any]) -> None:
     wrong = {
         key: (got[key], value)
         for key, value in expected.items()
-        if got[key] != value and (value is None or abs(got[key] - value) > 1e-6)
+        if got[key] != value and (value is None or abs(got[key] - value) > tolerance(key, value, values))
     }
     assert wrong == {}
 
@@ -336,5 +344,5 @@ def test_the_pages_random_numbers_are_those_of_torch(count: int, lab_page: Any) 
         count,
     )
     generator = torch.Generator().manual_seed(11)
-    torch.testing.assert_close(torch.tensor(got[0]), torch.randn(count, generator=generator), rtol=3e-6, atol=3e-7)
+    torch.testing.assert_close(torch.tensor(got[0]), torch.randn(count, generator=generator), rtol=0, atol=2e-6)
     assert got[1] == torch.rand(3, dtype=torch.float64, generator=generator).tolist()
