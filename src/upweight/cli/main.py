@@ -34,6 +34,9 @@ VERBS: Mapping[str, Verb] = {
     "train": Verb(
         module="upweight.cli.train", summary="train a language model by reinforcement learning on checked answers"
     ),
+    "eval": Verb(
+        module="upweight.cli.eval", summary="accuracy and pass@k of a model with intervals, and which of two is better"
+    ),
     "explain": Verb(
         module="upweight.cli.explain", summary="print the objective that flags give, in readable mathematics"
     ),
