@@ -35,7 +35,13 @@ class Score:
     """How judging ended."""
 
     why: str = ""
-    """One line for a person: what was extracted, or what went wrong."""
+    """One line for a person: how it was judged, or what went wrong."""
+
+    extracted: str | None = None
+    """What a verifier took for the answer; None where it found none, or does not say."""
+
+    gold_parsed: str | None = None
+    """What a verifier read the gold answer as; None where it could not, or does not say."""
 
     def __post_init__(self) -> None:
         if math.isnan(self.value) != (self.status is not Status.SCORED):
