@@ -5,7 +5,8 @@ import time
 import pytest
 
 from upweight.objective.errors import UsageError
-from upweight.rewards.builtin import exact, get_reward, gsm8k, judge_exact, judge_gsm8k
+from upweight.rewards.builtin import exact, gsm8k, judge_exact, judge_gsm8k
+from upweight.rewards.lookup import find_rewards
 from upweight.rewards.quantities import plain_number, quantity
 from upweight.rewards.score import Status
 
@@ -143,6 +144,6 @@ def test_reward_functions_take_strings_and_chats() -> None:
 
 
 def test_a_reward_that_does_not_exist_is_refused_with_the_one_meant() -> None:
-    assert get_reward("exact") is exact
-    with pytest.raises(UsageError, match=r"There is no reward 'gsm8'\. Did you mean 'gsm8k'\? Valid: exact, gsm8k\."):
-        get_reward("gsm8")
+    assert find_rewards("exact")[0].function is exact
+    with pytest.raises(UsageError, match=r"There is no reward 'gsm8'\. Did you mean 'gsm8k'\? Valid: accuracy, exact"):
+        find_rewards("gsm8")

@@ -1,14 +1,28 @@
-"""The built-in verifiers: exact answers, and GSM8K's final line."""
+"""The built-in verifiers: maths answers, exact answers, and GSM8K's final line."""
 
 from collections.abc import Callable, Sequence
 
-from upweight.rewards.contract import Completion, RewardFunction
+from upweight.rewards.contract import Completion, RewardFunction, text_of
+from upweight.rewards.formats import think_format
 from upweight.rewards.quantities import plain_number, quantity
 from upweight.rewards.score import Score, Status
-from upweight.tasks.spelling import unknown_name
+from upweight.rewards.verify import verify
 
 MARKER = "####"
 """What GSM8K writes before a final answer."""
+
+
+def accuracy(completions: Sequence[Completion], answer: Sequence[str | None], **_: object) -> list[Score]:
+    """Reward 1 for the right maths answer, marked as the answer, 0 for any other; see `upweight.rewards.verify`.
+
+    Args:
+        completions: strings, or chats of one assistant message.
+        answer: the gold answers, one each: a value, LaTeX, or a whole solution with a marked answer.
+
+    Returns:
+        One score per completion.
+    """
+    return _judge_all(verify, completions, answer)
 
 
 def exact(completions: Sequence[Completion], answer: Sequence[str | None], **_: object) -> list[Score]:
@@ -97,26 +111,10 @@ def judge_gsm8k(text: str, gold: str | None) -> Score:
     return Score(value=float(value == expected), why=f"read {line[:40]!r}")
 
 
-def get_reward(name: str) -> RewardFunction:
-    """The built-in reward function of this name: `exact` or `gsm8k`.
-
-    Raises:
-        UsageError: there is no such reward; the sentence lists the valid ones.
-
-    Example:
-        >>> get_reward("gsm8k") is gsm8k
-        True
-    """
-    if name not in _REWARDS:
-        raise unknown_name("reward", name, _REWARDS)
-    return _REWARDS[name]
-
-
 def _judge_all(
     judge: Callable[[str, str | None], Score], completions: Sequence[Completion], golds: Sequence[str | None]
 ) -> list[Score]:
-    texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
-    return [judge(text, gold) for text, gold in zip(texts, golds, strict=True)]
+    return [judge(text_of(c), gold) for c, gold in zip(completions, golds, strict=True)]
 
 
 def _final_line(text: str) -> str:
@@ -128,4 +126,11 @@ def _no_gold(gold: str | None) -> Score:
     return Score(value=float("nan"), status=Status.UNPARSABLE_GOLD, why=why)
 
 
-_REWARDS: dict[str, RewardFunction] = {"exact": exact, "gsm8k": gsm8k}
+BUILT_IN: dict[str, RewardFunction] = {
+    "accuracy": accuracy,
+    "exact": exact,
+    "gsm8k": gsm8k,
+    "format": think_format,
+    "think_format": think_format,
+}
+"""Reward functions by name; `format` is the short name of `think_format`."""

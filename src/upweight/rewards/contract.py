@@ -14,8 +14,18 @@ Completion = str | Sequence[Message]
 """What a reward function sees of an answer: its text, or for a chat prompt a list of one assistant message."""
 
 
+def text_of(completion: Completion) -> str:
+    """The text of a completion, string or chat.
+
+    Example:
+        >>> text_of("4"), text_of([{"role": "assistant", "content": "4"}])
+        ('4', '4')
+    """
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
 class RewardError(ValueError):
-    """A reward function returned something that is no reward: a fault of the function, not of an answer."""
+    """A reward function returned something that is no reward, or failed on too many answers."""
 
 
 RewardFunction = Callable[..., object]

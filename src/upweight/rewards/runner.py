@@ -7,16 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.rewards.builtin import get_reward
-from upweight.rewards.contract import Completion, RewardFunction, read_rewards
+from upweight.rewards.contract import Completion, RewardError, RewardFunction, read_rewards
+from upweight.rewards.isolated import IsolatedFunction
+from upweight.rewards.lookup import Named, find_rewards, source_of
 from upweight.rewards.score import Score, Status
-from upweight.rewards.waiting import resolved
+from upweight.rewards.waiting import Late, resolved
 from upweight.tasks.prompt import Prompt
 
 _LOGGER = logging.getLogger(__name__)
 
+DEFAULT_TIMEOUT = 10.0
+"""Seconds an isolated function may take for an answer."""
+
 _OWN = ("prompts", "completions", "completion_ids")
 """What the runner hands over itself; a data column of such a name is left out."""
+
+FAILURES = (Status.ERROR, Status.TIMEOUT)
+"""What counts as a failure of a reward function."""
 
 _PRECEDENCE = (Status.ERROR, Status.TIMEOUT, Status.UNPARSABLE_GOLD)
 """Which status an answer has that several functions failed to judge."""
@@ -50,11 +57,21 @@ class RewardRunner:
         [1.0, 0.0]
     """
 
-    def __init__(self, functions: Sequence[tuple[str, RewardFunction, float]]) -> None:
+    def __init__(
+        self,
+        functions: Sequence[tuple[str, RewardFunction, float]],
+        *,
+        isolated: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        max_errors: float = 1.0,
+    ) -> None:
         """Take over the functions.
 
         Args:
             functions: (name, function, weight) each; names are unique, weights finite.
+            isolated: where to load those functions from, by name, that run in processes that can be killed.
+            timeout: seconds one answer may take in such a process, and one call of a coroutine function in this one.
+            max_errors: share of a batch's answers that a function may fail on; above it `score` raises.
 
         Raises:
             UsageError: no function, a name given twice, a weight that is not finite, something that is not callable.
@@ -71,6 +88,12 @@ class RewardRunner:
             if not math.isfinite(weight):
                 raise bad_parameter("functions", owner, f"functions with finite weights ('{name}')", weight)
         self._functions = tuple(functions)
+        self._timeout = timeout
+        self._max_errors = max_errors
+        self._isolated = {
+            name: IsolatedFunction(name, source, seconds=DEFAULT_TIMEOUT if timeout is None else timeout)
+            for name, source in (isolated or {}).items()
+        }
         self._traced: set[str] = set()
 
     @property
@@ -97,6 +120,9 @@ class RewardRunner:
                 if needed not in _OWN and needed not in available:
                     raise _missing(name, needed, available)
             answer = _Answer(prompt=prompt, text=prompt.answer or "", token_ids=())
+            if name in self._isolated:
+                self._judge_isolated(name, function, [answer])
+                continue
             returned = self._attempt(name, function, [answer])
             if isinstance(returned, KeyError) and _takes_everything(function):
                 # kwargs["solution"]: no signature shows this need.
@@ -128,7 +154,8 @@ class RewardRunner:
             gold answer, `not-applicable` where no function applies.
 
         Raises:
-            RewardError: a function returned something that is no reward.
+            RewardError: a function returned something that is no reward, or failed on more than the share of answers
+                that it may.
             UsageError: a function needs `completion_ids` and there are none; lists of different lengths.
         """
         parts = self.score_each(prompts, completions, completion_ids=completion_ids)
@@ -164,13 +191,34 @@ class RewardRunner:
                     raise UsageError(
                         f"The reward function '{name}' needs completion_ids, which are not available here."
                     )
-        return {name: self._judge(name, function, answers) for name, function, _ in self._functions}
+        parts = {name: self._judge(name, function, answers) for name, function, _ in self._functions}
+        for name, scores in parts.items():
+            self._check_errors(name, scores)
+        return parts
+
+    def close(self) -> None:
+        """End the processes of isolated functions; the next call would start them anew."""
+        for function in self._isolated.values():
+            function.close()
+
+    def _check_errors(self, name: str, scores: Sequence[Score]) -> None:
+        failed = [score for score in scores if score.status in FAILURES]
+        if len(failed) > self._max_errors * len(scores):
+            raise RewardError(
+                f"The reward function '{name}' failed on {len(failed)} of {len(scores)} answers, more than "
+                f"--max_reward_errors {self._max_errors:g} allows. The first: {failed[0].why}"
+            )
 
     def _judge(self, name: str, function: RewardFunction, answers: Sequence[_Answer]) -> list[Score]:
         """One function's scores; where it raises, only the answers it raises on are lost."""
         if not answers:
             return []
+        if name in self._isolated:
+            return self._judge_isolated(name, function, answers)
         returned = self._attempt(name, function, answers)
+        if isinstance(returned, Late):
+            why = f"{name}: {returned}"
+            return [Score(value=math.nan, status=Status.TIMEOUT, why=why) for _ in answers]
         if not isinstance(returned, BaseException):
             return returned
         alone: list[list[Score] | BaseException] = [returned]
@@ -187,10 +235,29 @@ class RewardRunner:
         self._log(name, failures, returned, len(answers))
         return scores
 
+    def _judge_isolated(self, name: str, function: RewardFunction, answers: Sequence[_Answer]) -> list[Score]:
+        arguments = [_arguments(function, [answer]) for answer in answers]
+        scores, trace = self._isolated[name].judge(arguments, [answer.prompt.row for answer in answers])
+        failed = [(a, s) for a, s in zip(answers, scores, strict=True) if s.status in FAILURES]
+        if failed:
+            rows = ", ".join(str(answer.prompt.row) for answer, _ in failed[:10])
+            shown = "" if name in self._traced or not trace else f"\n{trace}"
+            self._traced.add(name)
+            _LOGGER.warning(
+                "The reward function '%s' failed on %d of %d answers (rows: %s): %s%s",
+                name,
+                len(failed),
+                len(answers),
+                rows,
+                failed[0][1].why,
+                shown,
+            )
+        return scores
+
     def _attempt(self, name: str, function: RewardFunction, answers: Sequence[_Answer]) -> list[Score] | BaseException:
         """Call a function; what it raised is returned, what it must not return is raised."""
         try:
-            returned = resolved(function(**_arguments(function, answers)))
+            returned = resolved(function(**_arguments(function, answers)), self._timeout)
         # Users' functions raise anything; sys.exit() in a verifier is that answer's error, not the end of the run.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             return error
@@ -215,13 +282,22 @@ class RewardRunner:
 
 
 def make_runner(
-    reward_funcs: str | RewardFunction | Sequence[str | RewardFunction], weights: Sequence[float] | None = None
+    reward_funcs: str | RewardFunction | Sequence[str | RewardFunction],
+    weights: Sequence[float] | None = None,
+    *,
+    isolate: bool = False,
+    timeout: float | None = None,
+    max_errors: float = 1.0,
 ) -> RewardRunner:
-    """Build a runner from what a user passes: names of built-in rewards, functions, or a list of both.
+    """Build a runner from what a user passes: texts that name rewards, functions, or a list of both.
 
     Args:
-        reward_funcs: one or several; a function's name is its `__name__`, a callable object's that of its class.
-        weights: one per function; all 1 where None.
+        reward_funcs: one or several; a text as `find_rewards` reads it, so one text may name several. A function's
+            name is its `__name__`, a callable object's that of its class.
+        weights: one per function; those in the texts, else 1, where None.
+        isolate: run functions that are not built in in processes that can be killed.
+        timeout: seconds one answer may take there, and one call of a coroutine function here.
+        max_errors: share of a batch's answers that a function may fail on.
 
     Raises:
         UsageError: an unknown name, the wrong number of weights, or what `RewardRunner` refuses.
@@ -229,13 +305,26 @@ def make_runner(
     Example:
         >>> make_runner(["exact", "gsm8k"], weights=[1.0, 0.5]).names
         ('exact', 'gsm8k')
+        >>> make_runner("accuracy+0.2*format").names
+        ('accuracy', 'format')
     """
     several = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
-    shares = [1.0] * len(several) if weights is None else list(weights)
-    if len(shares) != len(several):
-        raise bad_parameter("weights", "make_runner", f"one weight for each of {len(several)} functions", weights)
-    functions = [(f, get_reward(f)) if isinstance(f, str) else (_name(f), f) for f in several]
-    return RewardRunner([(name, function, weight) for (name, function), weight in zip(functions, shares, strict=True)])
+    found: list[Named] = []
+    for one in several:
+        if isinstance(one, str):
+            found += find_rewards(one)
+        else:
+            source = source_of(one) if isolate and callable(one) else None
+            found.append(Named(name=_name(one), function=one, weight=1.0, source=source))
+    shares = [one.weight for one in found] if weights is None else list(weights)
+    if len(shares) != len(found):
+        raise bad_parameter("weights", "make_runner", f"one weight for each of {len(found)} functions", weights)
+    return RewardRunner(
+        [(one.name, one.function, share) for one, share in zip(found, shares, strict=True)],
+        isolated={one.name: one.source for one in found if one.source is not None} if isolate else None,
+        timeout=timeout,
+        max_errors=max_errors,
+    )
 
 
 def _name(function: RewardFunction) -> str:

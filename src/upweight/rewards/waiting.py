@@ -1,13 +1,18 @@
 """Coroutine reward functions, awaited from ordinary code."""
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import threading
 from collections.abc import Awaitable
 
 
-def resolved(value: object) -> object:
+class Late(TimeoutError):
+    """A coroutine was not done at its deadline."""
+
+
+def resolved(value: object, seconds: float | None = None) -> object:
     """The value itself, or what it comes to where it has to be awaited.
 
     Awaiting happens on one event loop in a thread of its own, for two reasons: a caller may have a running loop
@@ -15,11 +20,13 @@ def resolved(value: object) -> object:
 
     Args:
         value: what a reward function returned.
+        seconds: a coroutine may take; it is cancelled then. No limit where None.
 
     Returns:
         The result.
 
     Raises:
+        Late: the coroutine took longer.
         Exception: whatever the coroutine raised.
 
     Example:
@@ -32,7 +39,12 @@ def resolved(value: object) -> object:
         return value
     future = asyncio.run_coroutine_threadsafe(_await(value), _loop())
     try:
-        return future.result()
+        return future.result(seconds)
+    except concurrent.futures.TimeoutError as error:
+        if future.done():
+            raise  # the coroutine's own
+        future.cancel()
+        raise Late(f"it took longer than {seconds:g} s") from error
     except BaseException:
         future.cancel()  # Ctrl-C while waiting: the coroutine must not go on behind the run's back
         raise

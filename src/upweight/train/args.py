@@ -39,7 +39,19 @@ class TrainArgs:
     shortened."""
 
     reward: str | None = None
-    """exact or gsm8k; where not given, the task says. Functions of your own go through upweight.Trainer."""
+    """accuracy (maths), exact, gsm8k, format, overlong:max_length=512,buffer=64, length:max_length=512, a dotted path
+    (mine.rewards.style) or file.py:function; several with weights: accuracy+0.2*format. Where not given, the task
+    says."""
+
+    isolate_rewards: bool = False
+    """Run reward functions of your own in processes that are killed at reward_timeout, with limits on memory,
+    processes and output. Each answer is a call of its own."""
+
+    reward_timeout: float = 10.0
+    """Seconds an answer may take with isolate_rewards, and a call of an async function without."""
+
+    max_reward_errors: float = 0.25
+    """Largest share of a step's answers that a reward function may raise or time out on; above it the run stops."""
 
     output_dir: str | None = None
     """Run folder; runs/MODEL-TASK-PRESET-TIME where not given. A folder that holds a run is refused."""

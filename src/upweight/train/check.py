@@ -39,12 +39,14 @@ _AT_LEAST_ZERO = {
     "eval_every": ("steps", "0 evaluates before and after only"),
     "rollouts_every": ("steps", "0 writes none"),
     "seed": ("", ""),
+    "max_reward_errors": ("", "0 stops at the first failure, 1 never"),
 }
 
 _ABOVE_ZERO = {
     "temperature": ("", "0 would always sample the same answer, so no group could differ; 1 samples as the model says"),
     "learning_rate": ("", "5e-4 suits tiny, 1e-5 other models"),
     "handshake_tolerance": ("nats", ""),
+    "reward_timeout": ("seconds", ""),
 }
 
 

@@ -205,7 +205,12 @@ class Trainer:
 
     def _runner(self, task: Task, reward: str | None) -> RewardRunner:
         """The reward functions, tried on one row of each part of the data."""
-        runner = make_runner(self._reward_funcs or reward_of(task, reward))
+        runner = make_runner(
+            self._reward_funcs or reward_of(task, reward),
+            isolate=self.args.isolate_rewards,
+            timeout=self.args.reward_timeout,
+            max_errors=self.args.max_reward_errors,
+        )
         runner.check(task.stream(self.args.seed).take(1)[0].prompt, task.columns)
         if task.held_out:
             runner.check(task.held_out[0])
