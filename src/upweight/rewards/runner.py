@@ -10,7 +10,7 @@ from upweight.objective.errors import UsageError, bad_parameter
 from upweight.rewards.contract import Completion, RewardError, RewardFunction, read_rewards
 from upweight.rewards.isolated import IsolatedFunction
 from upweight.rewards.lookup import Named, find_rewards, source_of
-from upweight.rewards.score import Score, Status
+from upweight.rewards.score import FAILURES, Score, Status
 from upweight.rewards.waiting import Late, resolved
 from upweight.tasks.prompt import Prompt
 
@@ -21,9 +21,6 @@ DEFAULT_TIMEOUT = 10.0
 
 _OWN = ("prompts", "completions", "completion_ids")
 """What the runner hands over itself; a data column of such a name is left out."""
-
-FAILURES = (Status.ERROR, Status.TIMEOUT)
-"""What counts as a failure of a reward function."""
 
 _PRECEDENCE = (Status.ERROR, Status.TIMEOUT, Status.UNPARSABLE_GOLD)
 """Which status an answer has that several functions failed to judge."""

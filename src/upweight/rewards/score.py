@@ -24,6 +24,10 @@ class Status(StrEnum):
     """The gold answer could not be read, so nothing can be judged against it."""
 
 
+FAILURES = (Status.ERROR, Status.TIMEOUT)
+"""What counts as a failure of a reward function."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """The verdict on one answer."""

@@ -199,6 +199,9 @@ class StepReport:
     unscored: int
     """Sampled answers without a score."""
 
+    reward_errors: float
+    """Share of the sampled answers that a reward function raised or timed out on."""
+
     trained_tokens: int
     """Tokens in the loss's denominators, over one pass of the batch."""
 

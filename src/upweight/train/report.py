@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from upweight.objective.metrics import Sums, add_sums, metric_means, quantile
-from upweight.rewards.score import Status
+from upweight.rewards.score import FAILURES, Status
 from upweight.rollout.completion import FinishReason
 from upweight.train.records import Batch, Group, Sampled, StepReport, UpdateResult
 from upweight.train.source import is_informative
@@ -60,6 +60,7 @@ def make_report(
         reward_shaped=_mean([] if batch.rewards is None else [r for r in batch.rewards.tolist() if r == r]),
         truncated=_mean([float(c.finish_reason is FinishReason.LENGTH) for c in completions]) or 0.0,
         unscored=len(completions) - len(scored),
+        reward_errors=_mean([float(score.status in FAILURES) for group in groups for score in group.scores]) or 0.0,
         trained_tokens=denominator,
         filtered_groups=len(sampled.discarded) + _left_out(sampled.groups, batch),
         rounds=sampled.rounds,

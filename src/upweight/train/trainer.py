@@ -14,6 +14,7 @@ from upweight.objective.remarks import notes
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
 from upweight.policy.warmup import TINY_WARM_UP, WarmUp, warm_up_cached
+from upweight.rewards.lookup import all_built_in
 from upweight.rewards.runner import RewardRunner, make_runner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
@@ -186,6 +187,7 @@ class Trainer:
         try:
             return _Run(args=args, task=task, policy=policy, runner=runner, folder=folder).go()
         finally:
+            runner.close()
             folder.release()
             folder.discard_if_unused()
 
@@ -219,9 +221,7 @@ class Trainer:
     def _judgeable(self, task: Task, runner: RewardRunner) -> Task:
         """The task, every gold answer tried on its reward where that is built in; others may be costly to call."""
         asked = self._reward_funcs or reward_of(task, self.args.reward)
-        several = [asked] if isinstance(asked, str) or callable(asked) else asked
-        built_in = all(isinstance(one, str) and not {".", ":"} & set(one) for one in several)
-        return judgeable(task, runner) if built_in else task
+        return judgeable(task, runner) if all_built_in(asked) else task
 
 
 def _check_templates(task: Task, args: TrainArgs) -> None:
