@@ -1,4 +1,4 @@
-"""JSONL files and rows in memory: what is accepted, what is refused and how it is named, the order of rows."""
+"""Files and rows in memory: what is accepted, what is refused and how it is named, the order of rows."""
 
 import json
 from pathlib import Path
@@ -142,6 +142,45 @@ def test_a_missing_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert str(caught.value) == f"The data file {tmp_path / 'none.jsonl'} cannot be read: No such file or directory."
     with pytest.raises(UsageError, match="cannot be read"):
         DataTask(tmp_path)
+
+
+def test_skipped_rows_are_counted_and_keep_the_ids_of_the_others(tmp_path: Path) -> None:
+    """A row's id is its place in the file, so that mending one line renames no other."""
+    path = write(tmp_path, '{"prompt": "a"}\n{"prompt": ""}\n[]\n{"prompt": "b"}\n')
+    task = DataTask(path, skip_bad_rows=True)
+    assert [(prompt.row, prompt.text, prompt.place) for prompt in task.prompts] == [
+        (0, "a", f"{path}:1"),
+        (3, "b", f"{path}:4"),
+    ]
+    assert task.remarks == (
+        f"left out 2 unusable of 4 rows:\n  {path}:2: the prompt is empty\n"
+        f"  {path}:3: a row is an object with a 'prompt', not a list",
+    )
+
+
+def test_rows_are_not_skipped_until_none_is_left(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has 2 unusable of 2 rows"):
+        DataTask(write(tmp_path, "[]\n{}\n"), skip_bad_rows=True)
+
+
+def test_repeated_prompts_and_those_that_are_trained_on_as_well_are_counted() -> None:
+    rows = [{"prompt": text} for text in "aabac"]
+    assert RowsTask(rows, [{"prompt": "c"}, {"prompt": "d"}]).remarks == (
+        "2 of 5 rows repeat an earlier prompt; each makes groups of its own",
+        "1 of 2 held-out prompts are among the training prompts as well",
+    )
+    assert RowsTask(rows[1:3], [{"prompt": "d"}]).remarks == ()
+    assert RowsTask([{"prompt": CHAT}, {"prompt": CHAT[::-1]}]).remarks == ()
+
+
+def test_rows_that_are_left_out_later_rename_no_other() -> None:
+    task = RowsTask([{"prompt": text} for text in "abc"], [{"prompt": "d"}, {"prompt": "e"}])
+    rest = task.without({1}, {0}, "too long")
+    assert [(prompt.row, prompt.text) for prompt in rest.prompts] == [(0, "a"), (2, "c")]
+    assert [prompt.text for prompt in rest.held_out] == ["e"]
+    assert rest.remarks == ("too long",)
+    assert sorted(rows_of(rest.stream(seed=0).take(3))) == [0, 2]
+    assert (len(task.prompts), len(task.held_out), task.remarks) == (3, 2, ())
 
 
 def test_strings_and_chats_are_not_mixed() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from upweight.objective.errors import UsageError
 from upweight.tasks.extras import optional
-from upweight.tasks.lines import jsonl_rows
+from upweight.tasks.jsonl import jsonl_rows
 from upweight.tasks.rows import Collected, PromptsTask, collect_prompts
 
 HUB = "hf:"

@@ -92,9 +92,9 @@ class GymTask(PromptsTask):
     bare question, and its whole answer is scored.
 
     Example:
-        >>> task = GymTask("chain_sum", {"max_terms": 2, "size": 50})  # doctest: +SKIP
-        >>> task.prompts[0].text  # doctest: +SKIP
-        'State the final answer to the following arithmetic problem: 4279 + 8305 ='
+        >>> task = GymTask("chain_sum", {"max_terms": 2, "size": 50})
+        >>> task.prompts[0].text
+        'State the final answer to the following arithmetic problem: 1663 - 5242 ='
     """
 
     def __init__(self, task: str, config: Mapping[str, object] | None = None, *, unsafe_scorer: bool = False) -> None:
