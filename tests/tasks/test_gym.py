@@ -91,6 +91,32 @@ def test_a_model_without_a_template_answers_barely_and_another_in_tags() -> None
     assert scores[bare][0] < 0.5
 
 
+def test_examples_stand_in_front_of_every_question_and_are_not_trained_on() -> None:
+    plain, shown = (make_task(f"{SMALL}{more}", chat=True) for more in ("", ",examples=2"))
+    assert isinstance(plain, GymTask)
+    assert isinstance(shown, GymTask)
+    assert [prompt.row for prompt in shown.prompts] == [prompt.row for prompt in plain.prompts[2:]]
+    first, second = plain.prompts[:2]
+    turns = (
+        *first.text,
+        {"role": "assistant", "content": f"<answer>{first.answer}</answer>"},
+        *second.text,
+        {"role": "assistant", "content": f"<answer>{second.answer}</answer>"},
+    )
+    assert shown.prompts[0].text == (*turns, *plain.prompts[2].text)
+    assert shown.held_out[0].text == (*turns, *plain.held_out[0].text)
+    assert isinstance(make_task(f"{SMALL},examples=2", chat=False).held_out[0].text, str)
+
+
+def test_the_steps_of_a_worked_problem_are_shown_where_reasoning_gym_has_them() -> None:
+    task = make_task("rg:gsm_symbolic:size=20,examples=1", chat=True)
+    assert isinstance(task, GymTask)
+    reply = task.prompts[0].text[1]["content"]
+    assert len(reply.splitlines()) > 2
+    assert "####" not in reply
+    assert reply.splitlines()[-1].startswith("<answer>")
+
+
 def test_the_last_pair_of_tags_decides() -> None:
     task = make_task(SMALL, chat=True)
     assert isinstance(task, GymTask)
@@ -155,6 +181,9 @@ def test_parameters_take_the_kind_that_the_task_gives_them() -> None:
         ("rg:chain_sum:min_terms=9", "reasoning-gym refuses min_terms=9, seed=0, size=2000 for 'chain_sum'"),
         ("rg:chain_sum:size=0", "size must be positive"),
         ("rg:chain_sum:unsafe_scorer=yes", "must be true or false. Got 'yes'"),
+        ("rg:chain_sum:examples=one", "The 'examples' parameter of rg:chain_sum must be a whole number"),
+        ("rg:chain_sum:size=9,examples=9", "training problems to take 9 examples from"),
+        ("rg:propositional_logic:size=9,examples=1", "training problems to take 1 examples from"),
         ("rg:composite", "reasoning-gym refuses"),
         ("data", "data:path=train.jsonl"),
         ("data:file=x", "There is no parameter of the data task 'file'."),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from upweight.objective.errors import UsageError
+from upweight.rewards.runner import make_runner
 from upweight.tasks.data import DataTask
 from upweight.tasks.layouts import GSM8K_INSTRUCTION, MATH_INSTRUCTION, last_boxed, layout_of
 from upweight.tasks.prompt import Prompt
@@ -53,6 +54,22 @@ def test_the_gold_answer_of_math_rows_is_the_last_box_of_the_solution() -> None:
     assert prompt.text == f"{MATH['problem']}\n{MATH_INSTRUCTION}"
     assert prompt.answer == "\\frac{1}{2}"
     assert dict(prompt.columns) == {name: MATH[name] for name in ("level", "type", "solution")}
+    assert RowsTask([MATH]).reward == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("row", "right"),
+    [
+        (GSM8K, "48 and 24.\n#### 72"),
+        (MATH, "It is \\boxed{0.5}."),
+        (VERL, "So the answer is \\boxed{4}."),
+        (VERIFIERS, "\\boxed{Woolf}"),
+    ],
+)
+def test_the_default_reward_reads_the_gold_answer_and_a_right_answer(row: dict[str, Any], right: str) -> None:
+    task = RowsTask([row]).for_model(chat=True)
+    scores = make_runner(task.reward).score([task.prompts[0]] * 2, [right, "\\boxed{-9}\n#### -9"])
+    assert [score.value for score in scores] == [1.0, 0.0]
 
 
 def test_an_answer_column_of_math_rows_wins_over_the_solution() -> None:
@@ -68,7 +85,7 @@ def test_verl_rows_keep_their_prompt_and_columns() -> None:
         **{name: VERL[name] for name in ("data_source", "ability", "reward_model", "extra_info")},
         "ground_truth": "4",
     }
-    assert RowsTask([VERL]).reward == "gsm8k"
+    assert RowsTask([VERL]).reward == "accuracy"
 
 
 def test_a_ground_truth_of_verl_that_is_no_text_goes_to_reward_functions_alone() -> None:
@@ -84,6 +101,8 @@ def test_verifiers_rows_are_asked_as_they_stand() -> None:
     prompt = only(VERIFIERS)
     assert (prompt.text, prompt.answer) == ("Who wrote it?", "Woolf")
     assert dict(prompt.columns) == {"info": {"year": 1925}, "task": "authors"}
+    assert RowsTask([VERIFIERS]).reward == "exact"
+    assert RowsTask([VERIFIERS]).for_model(chat=True).reward == "accuracy"
     assert RowsTask([VERIFIERS]).remarks[0].startswith("question and answer rows: the question is the prompt as it")
 
 

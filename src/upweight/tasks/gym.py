@@ -15,7 +15,7 @@ from typing import Any, Self
 from upweight.objective.errors import UsageError, bad_parameter
 from upweight.tasks.extras import optional
 from upweight.tasks.keyed import keyed_below, keyed_integer
-from upweight.tasks.prompt import Prompt
+from upweight.tasks.prompt import Message, Prompt
 from upweight.tasks.rows import DEFAULT_BUDGET, Collected, PromptsTask
 from upweight.tasks.spelling import unknown_name
 
@@ -97,12 +97,21 @@ class GymTask(PromptsTask):
         'State the final answer to the following arithmetic problem: 1663 - 5242 ='
     """
 
-    def __init__(self, task: str, config: Mapping[str, object] | None = None, *, unsafe_scorer: bool = False) -> None:
+    def __init__(
+        self,
+        task: str,
+        config: Mapping[str, object] | None = None,
+        *,
+        examples: int = 0,
+        unsafe_scorer: bool = False,
+    ) -> None:
         """Make the problems.
 
         Args:
             task: a name that reasoning-gym knows (`chain_sum`, `gsm_symbolic`).
             config: the task's own parameters, among them `seed` (0) and `size`, the number of problems (2000).
+            examples: worked problems in front of every question of a chat, >= 0; they are taken out of the training
+                problems. A small instruct model writes no tags without one, so that no answer earns anything.
             unsafe_scorer: accept a scorer that evaluates the model's answer as code.
 
         Raises:
@@ -124,13 +133,19 @@ class GymTask(PromptsTask):
                 training.append(prompt)
             else:
                 held_out.setdefault(words, prompt)  # an evaluation counts every question once
-        if not training:
-            raise UsageError(f"All problems of rg:{task} are held out; make more of them with size=N.")
+        shown = [prompt for prompt in training if prompt.answer][:examples]
+        if len(shown) < examples or len(shown) == len(training):
+            raise UsageError(
+                f"rg:{task} has {len(training)} training problems to take {examples} examples from and train on the "
+                "others; make more with size=N, or take fewer."
+            )
+        training = [prompt for prompt in training if prompt not in shown]
         remarks = _fleeting(task)
         super().__init__(
             task, Collected(prompts=tuple(training), remarks=remarks), Collected(prompts=tuple(held_out.values()))
         )
         self._chat = False
+        self._turns = tuple(turn for prompt in shown for turn in (_question(prompt), _reply(prompt)))
         self.scorer = GymScorer(task=task, config=chosen, tagged=False)
 
     @property
@@ -150,7 +165,10 @@ class GymTask(PromptsTask):
             return self
         task = copy.copy(self)
         task._chat = True
-        task.prompts, task.held_out = (tuple(map(_as_chat, part)) for part in (self.prompts, self.held_out))
+        task.prompts, task.held_out = (
+            tuple(dataclasses.replace(prompt, text=(*self._turns, _question(prompt))) for prompt in part)
+            for part in (self.prompts, self.held_out)
+        )
         task.scorer = dataclasses.replace(self.scorer, tagged=True) if isinstance(self.scorer, GymScorer) else None
         return task
 
@@ -251,9 +269,16 @@ def _fleeting(task: str) -> tuple[str, ...]:
     return ()
 
 
-def _as_chat(prompt: Prompt) -> Prompt:
-    message = {"role": "user", "content": f"{str(prompt.text).rstrip()}\n{INSTRUCTION}"}
-    return dataclasses.replace(prompt, text=(message,))
+def _question(prompt: Prompt) -> Message:
+    entry: Any = prompt.columns["entry"]
+    return {"role": "user", "content": f"{str(entry['question']).rstrip()}\n{INSTRUCTION}"}
+
+
+def _reply(prompt: Prompt) -> Message:
+    """A worked answer in the form that is asked for, with the steps where reasoning-gym has them (gsm_symbolic)."""
+    entry: Any = prompt.columns["entry"]
+    steps = str(entry.get("metadata", {}).get("answer_cot", "")).partition("####")[0].strip()
+    return {"role": "assistant", "content": f"{steps}\n<answer>{prompt.answer}</answer>".lstrip()}
 
 
 def _tagged(text: str) -> str | None:

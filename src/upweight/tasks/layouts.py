@@ -141,8 +141,8 @@ OURS = Layout(name="prompt and answer", convert=_ours)
 QUESTIONS = Layout(
     name="question and answer",
     convert=_question,
-    remark="the question is the prompt as it stands; a reward that looks for a form (gsm8k: a #### line) needs a "
-    "question that asks for it",
+    remark="the question is the prompt as it stands; a reward that looks for a mark (accuracy: a box, a #### line, an "
+    "answer phrase) needs a question that asks for it",
     questions=True,
 )
 
@@ -158,8 +158,9 @@ MATH = Layout(
     name="MATH",
     convert=_math,
     remark=f'the problem is the prompt, with "{MATH_INSTRUCTION}" after it; the gold answer is the answer column, or '
-    "the last box of the solution",
+    "the last box of the solution; the reward is accuracy",
     questions=True,
+    reward="accuracy",
 )
 
 
@@ -170,4 +171,5 @@ def _verl(row: Row) -> Layout:
         gold = (
             "reward_model.ground_truth is no text, so there is no gold answer; reward functions get it as ground_truth"
         )
-    return Layout(name="verl", convert=_verl_row, remark=f"the prompt stays as it is; {gold}")
+    remark = f"the prompt stays as it is; {gold}; the reward is accuracy"
+    return Layout(name="verl", convert=_verl_row, remark=remark, reward="accuracy")

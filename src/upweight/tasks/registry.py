@@ -17,7 +17,7 @@ def make_task(spec: str, *, chat: bool) -> Task:
     Args:
         spec: `NAME` or `NAME:parameter=value,parameter=value`. Names: arithmetic (parameters digits, terms,
             operators, style; see `ArithmeticTask`), data (path, held_out, skip_bad_rows; see `DataTask`), and
-            rg:TASK for any task of reasoning-gym (its own parameters, and unsafe_scorer; see `GymTask`).
+            rg:TASK for any task of reasoning-gym (its own parameters, examples and unsafe_scorer; see `GymTask`).
         chat: whether the model has a chat template; decides a style that is not given.
 
     Returns:
@@ -65,9 +65,13 @@ def _gym_task(rest: str) -> GymTask:
     if not task:
         raise UsageError("A task of reasoning-gym is written rg:NAME, as in rg:chain_sum. Got no name.")
     parameters = _parameters(f"rg:{task}", texts)
-    unsafe = _switch(parameters, "unsafe_scorer", f"rg:{task}")
-    parameters.pop("unsafe_scorer", None)
-    return GymTask(task, gym_parameters(task, parameters), unsafe_scorer=unsafe)
+    own: dict[str, str] = {name: parameters.pop(name) for name in ("examples", "unsafe_scorer") if name in parameters}
+    return GymTask(
+        task,
+        gym_parameters(task, parameters),
+        examples=_integer(own, "examples", 0, f"rg:{task}"),
+        unsafe_scorer=_switch(own, "unsafe_scorer", f"rg:{task}"),
+    )
 
 
 def _parameters(owner: str, text: str, known: tuple[str, ...] | None = None) -> dict[str, str]:
@@ -84,12 +88,12 @@ def _parameters(owner: str, text: str, known: tuple[str, ...] | None = None) -> 
     return parameters
 
 
-def _integer(parameters: Mapping[str, str], name: str, default: int) -> int:
+def _integer(parameters: Mapping[str, str], name: str, default: int, owner: str = "the arithmetic task") -> int:
     value = parameters.get(name)
     if value is None:
         return default
     if not (value.isascii() and value.isdecimal() and len(value) <= 9):
-        raise bad_parameter(name, "the arithmetic task", "a whole number, at most 9 digits long", value)
+        raise bad_parameter(name, owner, "a whole number, at most 9 digits long", value)
     return int(value)
 
 

@@ -61,11 +61,16 @@ class PromptsTask:
 
     @property
     def reward(self) -> str:
-        """What the layout says; else `gsm8k` for chats, and where a gold answer has a `####` line; else `exact`."""
+        """What the layout says; else `gsm8k` for chats, and where a gold answer has a `####` line; else `exact`.
+
+        A bare question that becomes a chat is judged by `accuracy`: nothing says which mark its answers will carry.
+        """
         if self._layouts[0].reward is not None:
             return self._layouts[0].reward
         # Compared as plain text, a chat model's sentences would score 0 for ever.
         chat = not isinstance(self.prompts[0].text, str)
+        if chat and self._layouts[0].questions:
+            return "accuracy"
         marked = any(prompt.answer is not None and "####" in prompt.answer for prompt in self.prompts)
         return "gsm8k" if chat or marked else "exact"
 
