@@ -9,9 +9,9 @@ Shapes: N packed tokens, H query heads, K key heads, D head size, E hidden size.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
+
+from upweight.policy.kernels import gate, rms_norm, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [N, H, D], keys [N, K, D], values [N, K, D]) -> [N, H, D]; scores are divided by sqrt(D)."""
@@ -36,6 +36,7 @@ class Decoder:
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.key_heads: int = config.num_key_value_heads
+        self.silu = config.hidden_act == "silu"
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     @staticmethod
@@ -69,7 +70,7 @@ class Decoder:
         cos, sin = (table[0, :, None, :] for table in core.rotary_emb(x, positions[None]))
         for number, layer in enumerate(core.layers[: self.layers]):
             x = x + self._attention(number, layer.self_attn, _norm(x, layer.input_layernorm), cos, sin, attend)
-            x = x + _feed_forward(layer.mlp, _norm(x, layer.post_attention_layernorm))
+            x = x + _feed_forward(layer.mlp, _norm(x, layer.post_attention_layernorm), self.silu)
         return _norm(x, core.norm)
 
     def _attention(self, number: int, part: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -78,26 +79,15 @@ class Decoder:
         v = part.v_proj(x).view(-1, self.key_heads, self.head_size)
         if hasattr(part, "q_norm"):
             q, k = _norm(q, part.q_norm), _norm(k, part.k_norm)
-        out = attend(number, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+        out = attend(number, rotate(q, cos, sin), rotate(k, cos, sin), v)
         projected: Tensor = part.o_proj(out.reshape(-1, self.heads * self.head_size))
         return projected
 
 
 def _norm(x: Tensor, norm: Any) -> Tensor:
-    """RMSNorm, in float32 whatever comes in."""
-    if x.dtype == torch.float32 or x.dtype == torch.float64:
-        return functional.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
-    scaled = functional.rms_norm(x.float(), x.shape[-1:], None, norm.variance_epsilon)
-    weighted: Tensor = norm.weight * scaled.to(x.dtype)
-    return weighted
+    return rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, [N, heads, D] with tables [N, 1, D]."""
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
-
-
-def _feed_forward(mlp: Any, x: Tensor) -> Tensor:
-    out: Tensor = mlp(x)
+def _feed_forward(mlp: Any, x: Tensor, silu: bool) -> Tensor:
+    out: Tensor = mlp.down_proj(gate(mlp.gate_proj(x), mlp.up_proj(x))) if silu else mlp(x)
     return out

@@ -54,42 +54,56 @@ def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]])
         completions: B answers; an empty one is not scored.
     """
     number: dict[tuple[int, ...], int] = {}
-    of = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
+    of = np.array([number.setdefault(tuple(prompt), len(number)) for prompt in prompts])
     unique = list(number)
-    taken = [0] * len(unique)
-    seats = []
-    for p in of:
-        seats.append(taken[p])
-        taken[p] += 1
-    width = max(taken)
-    fed = [max(0, len(completion) - 1) for completion in completions]
-    lp, lc = max(map(len, unique)), max(1, *fed) if fed else 1
     lengths = np.array([len(prompt) for prompt in unique])
-    prompt_ends = np.cumsum(lengths) - 1
-    total = int(lengths.sum())
-    places = [p * width + seat for p, seat in zip(of, seats, strict=True)]
-    starts = total + np.concatenate([[0], np.cumsum(fed)[:-1]]).astype(np.int64)
-    scored = [b for b, completion in enumerate(completions) if completion]
+    scored = np.array([len(completion) for completion in completions])
+    fed = np.maximum(scored - 1, 0)
+    seats = _seats(of)
+    width, lp, lc = int(seats.max()) + 1, int(lengths.max()), max(1, int(fed.max()))
+    total, starts = int(lengths.sum()), lengths.sum() + fed.cumsum() - fed
+    # The first token of an answer is predicted by the prompt's last, the others by the answer's own.
+    predicts = _runs(starts - 1, scored)
+    first = (scored.cumsum() - scored)[scored > 0]
+    predicts[first] = (lengths.cumsum() - 1)[of[scored > 0]]
     ids = [token for prompt in unique for token in prompt]
     ids += [token for completion in completions for token in completion[:-1]]
     return Pack(
         ids=torch.tensor(ids, dtype=torch.long),
-        positions=ranges([(0, n) for n in lengths] + [(len(prompts[b]), fed[b]) for b in range(len(fed))]),
+        positions=torch.from_numpy(np.concatenate([_runs(0 * lengths, lengths), _runs(lengths[of], fed)])),
         prompt_tokens=total,
         prompt_lengths=torch.from_numpy(lengths),
-        prompt_slots=ranges([(p * lp, n) for p, n in enumerate(lengths)]),
-        answer_slots=ranges([(place * lc, n) for place, n in zip(places, fed, strict=True)]),
+        prompt_slots=torch.from_numpy(_runs(np.arange(len(unique)) * lp, lengths)),
+        answer_slots=torch.from_numpy(_runs((of * width + seats) * lc, fed)),
         answers=(len(unique) * width, lc),
-        predicts=torch.from_numpy(
-            np.concatenate([np.r_[prompt_ends[of[b]], starts[b] : starts[b] + fed[b]] for b in scored])
-        ),
+        predicts=torch.from_numpy(predicts),
         targets=torch.tensor([token for completion in completions for token in completion], dtype=torch.long),
     )
 
 
-def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
-    """The numbers start, start + 1, ... of each (start, count), one after the other; [sum of counts] int64."""
-    return torch.from_numpy(np.concatenate([np.arange(start, start + count) for start, count in spans]))
+def _seats(of: np.ndarray) -> np.ndarray:
+    """How many before it have the same number, for each."""
+    order = np.argsort(of, kind="stable")
+    counts = np.bincount(of)
+    seats = np.empty_like(of)
+    seats[order] = _runs(0 * counts, counts)
+    return seats
+
+
+def _runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers start, start + 1, ... of each start, as many as its count, one after the other."""
+    runs: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - (counts.cumsum() - counts), counts)
+    return runs
+
+
+def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """The numbers start, start + 1, ... of each start, as many as its count, one after the other.
+
+    Example:
+        >>> ranges([0, 7], [3, 2]).tolist()
+        [0, 1, 2, 7, 8]
+    """
+    return torch.from_numpy(_runs(np.asarray(starts), np.asarray(counts)))
 
 
 class TreeAttend:

@@ -141,9 +141,9 @@ class SharedRows:
 
     def admit(self, prompts: Sequence[Sequence[int]], repeats: Sequence[int]) -> Tensor:
         """See `Rows.admit`."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        first, longest = len(self.prompt_lengths), int(lengths.max())
-        places = ranges([(p * longest, int(n)) for p, n in enumerate(lengths)])
+        counts = [len(prompt) for prompt in prompts]
+        first, longest = len(self.prompt_lengths), max(counts)
+        places = ranges([p * longest for p in range(len(prompts))], counts)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (padded(tensor, places, (len(prompts), longest)) for tensor in (q, k, v))
@@ -152,10 +152,9 @@ class SharedRows:
             return unpadded(attend_over(q, k, v, causal=True)[0], places)
 
         ids = torch.tensor([token for prompt in prompts for token in prompt])
-        hidden = self.decoder.hidden(ids, ranges([(0, int(n)) for n in lengths]), attend)
-        counts = torch.tensor(repeats)
-        which = torch.arange(len(prompts)).repeat_interleave(counts)
-        seats = ranges([(0, int(count)) for count in counts])
+        hidden = self.decoder.hidden(ids, ranges([0] * len(prompts), counts), attend)
+        which = torch.arange(len(prompts)).repeat_interleave(torch.tensor(repeats))
+        seats, lengths = ranges([0] * len(prompts), repeats), torch.tensor(counts)
         self.slots = torch.cat([self.slots, (first + which) * self.width + seats])
         self.fed = torch.cat([self.fed, torch.zeros(len(which), dtype=torch.long)])
         self.prompt_lengths = torch.cat([self.prompt_lengths, lengths])
