@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: install train test test-fast bench lint
+.PHONY: install train test test-fast bench bench-peers lint
 
 install: $(STAMP)
 
@@ -27,8 +27,17 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
+# All but what needs the other trainers: TRL and vLLM are measured beside us where bench-peers has set them up.
+# One of them: make bench BENCH=bench/step.py ARGS=--json
+BENCH ?= $(filter-out bench/peers.py,$(wildcard bench/*.py))
+
 bench: $(STAMP)
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+
+# Environments of some 8 GB under .peers, then our numbers against the other trainers' own code.
+bench-peers: $(STAMP)
+	$(BIN)/python bench/speed/environments.py
+	$(BIN)/python bench/peers.py $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

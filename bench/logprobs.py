@@ -46,7 +46,7 @@ PASS_HEAD = (
     "dtype",
     "pass",
     "seconds",
-    "ours is faster",
+    "times ours",
     "tokens fed",
     "of the matrix peak",
     "peak MB",

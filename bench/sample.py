@@ -29,7 +29,7 @@ HEAD = (
     "answers",
     "side",
     "seconds",
-    "ours is faster",
+    "times ours",
     "tokens/s",
     "of the matrix peak",
     "peak MB",

@@ -27,11 +27,11 @@ HEAD = (
     "KL",
     "side",
     "seconds a step",
-    "times ours",
+    "time, times ours",
     "tokens/s",
     "of the matrix peak",
     "peak MB",
-    "times ours",
+    "memory, times ours",
     "start-up s",
     "first step s",
 )
@@ -88,7 +88,8 @@ def one_case(made: Stage, dtype: str, informative: str, kl: float) -> list[dict[
             warmup=options.warmup,
         )
         peaks = {name: worker.peak() for name, worker in sides.items()}
-    check_equal(turns, options.prompts * options.answers * options.new_tokens, informative)
+    groups = len(range(0, options.prompts, ONE_IN[informative]))
+    check_equal(turns, options.prompts * options.answers * options.new_tokens, groups / options.prompts)
     texts = prompt_texts(options.prompts * setup["steps"])
     flops = step_flops(
         made.model,
@@ -122,19 +123,24 @@ def over(theirs: int | None, ours: int | None) -> float | None:
     return None if theirs is None or ours is None else theirs / ours
 
 
-def check_equal(turns: dict[str, list[Turn]], tokens: int, informative: str) -> None:
+def check_equal(turns: dict[str, list[Turn]], tokens: int, informative: float) -> None:
     """Refuse to compare unequal work.
 
+    Args:
+        turns: of each side.
+        tokens: that every step must have sampled.
+        informative: share of the groups that must have carried a signal.
+
     Raises:
-        SideFailed: a step of some side had another number of tokens, or of groups with a signal.
+        SideFailed: a step of some side was another.
     """
     for name, side in turns.items():
         for turn in side:
             if turn.said["tokens"] != tokens:
                 raise SideFailed(f"{name} sampled {turn.said['tokens']} tokens in a step instead of {tokens}")
             share = turn.said["informative"]
-            if informative == "all" and share is not None and share < 1:
-                raise SideFailed(f"{name} had a signal in {share:.0%} of the groups instead of in all")
+            if abs(share - informative) > 1e-6:
+                raise SideFailed(f"{name} had a signal in {share:.0%} of the groups instead of {informative:.0%}")
 
 
 def cells(record: dict[str, Any]) -> list[str]:

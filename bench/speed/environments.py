@@ -44,7 +44,10 @@ def make_vllm(folder: Path = FOLDER) -> Path:
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parent.parent))
-    from peers.live import environment
+    from peers.live import NoEnvironment, environment
 
-    print(f"trl: {environment('trl')}")
-    print(f"vllm: {make_vllm()}")
+    try:
+        print(f"trl: {environment('trl')}")
+        print(f"vllm: {make_vllm()}")
+    except (NoEnvironment, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"An environment could not be made: {error}") from error

@@ -37,9 +37,10 @@ class Turns(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Reply."""
-        metrics = {} if self.trainer is None else self.trainer._metrics["train"]
-        quiet = metrics.get("frac_reward_zero_std")
-        self.channel.reply(self.reward.counted() | {"informative": None if not quiet else 1.0 - quiet[-1]})
+        if self.trainer is None:
+            raise AssertionError("the trainer is bound before it trains")
+        quiet = self.trainer._metrics["train"]["frac_reward_zero_std"][-1]
+        self.channel.reply(self.reward.counted() | {"informative": 1.0 - quiet})
 
 
 def config(setup: dict[str, Any], folder: str) -> GRPOConfig:

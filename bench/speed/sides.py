@@ -33,7 +33,7 @@ def parser(text: str | None, **defaults: Any) -> argparse.ArgumentParser:
     made.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), help="bfloat16 too where AMX is there")
     made.add_argument("--steps", type=int, default=10, help="turns that count")
     made.add_argument("--warmup", type=int, default=2, help="turns before them, at least 1")
-    made.add_argument("--threads", type=int, default=machine.cores(), help="of every side")
+    made.add_argument("--threads", type=int, default=len(machine.usable_cores()), help="of every side")
     made.add_argument("--json", action="store_true", help="print one object instead of tables")
     made.add_argument("--quick", action="store_true", help="tiny, two turns: to see that it runs")
     made.set_defaults(**defaults)

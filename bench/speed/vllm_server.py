@@ -1,8 +1,10 @@
 """vLLM's side: its server in a process of its own, asked over HTTP for token ids and their log-probabilities."""
 
+import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speed.machine import tree_peak
+from speed.machine import tree_peak, usable_cores
 from speed.worker import SideFailed, Turn, environment
 
 PATIENCE = 900.0
@@ -46,8 +48,8 @@ def command(python: Path, folder: str, dtype: str, port: int, sequences: int) ->
 def variables(threads: int) -> dict[str, str]:
     """Of the server's process; what is set already stays."""
     own = {
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # else one core is kept from the computation
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GB, claimed at the start: 128 answers of SmolLM2-135M need 0.7 in float32
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, usable_cores()[:threads])),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
@@ -92,6 +94,7 @@ class Server:
             command(python, setup["folder"], setup["dtype"], self.port, setup["sequences"]),
             stdout=self._said,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # signals then reach all of its processes at once
             env=variables(threads) | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"},
         )
         try:
@@ -100,6 +103,12 @@ class Server:
             self.close()
             raise
         self.startup = time.perf_counter() - started
+        self._send(signal.SIGSTOP)
+
+    def _send(self, number: int) -> None:
+        """A signal to the server and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _wait(self, until: float) -> None:
         while time.perf_counter() < until:
@@ -125,24 +134,26 @@ class Server:
             connection.close()
 
     def sample(self, prompts: Sequence[Sequence[int]]) -> Turn:
-        """Answers to the prompts in one request."""
+        """Answers to the prompts in one request.
+
+        Waiting for one, its processes poll and take a fifth of a core, so they are halted while it is not their turn.
+        """
+        request = {
+            "model": "policy",
+            "prompt": [list(prompt) for prompt in prompts],
+            "n": self.setup["answers"],
+            "max_tokens": self.setup["new_tokens"],
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        self._send(signal.SIGCONT)
         started = time.perf_counter()
-        _, answer = self._http(
-            "POST",
-            "/v1/completions",
-            {
-                "model": "policy",
-                "prompt": [list(prompt) for prompt in prompts],
-                "n": self.setup["answers"],
-                "max_tokens": self.setup["new_tokens"],
-                "temperature": 1.0,
-                "ignore_eos": True,
-                "logprobs": 0,
-                "return_token_ids": True,
-            },
-        )
-        said = counted(json.loads(answer))
-        return Turn(seconds=time.perf_counter() - started, said=said)
+        answer = self._http("POST", "/v1/completions", request)[1]
+        taken = time.perf_counter() - started
+        self._send(signal.SIGSTOP)
+        return Turn(seconds=taken, said=counted(json.loads(answer)))
 
     def peak(self) -> int | None:
         """Bytes, so far, of the server and of those it started."""
@@ -150,12 +161,12 @@ class Server:
 
     def close(self) -> None:
         """End it."""
+        self._send(signal.SIGCONT)
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._send(signal.SIGKILL)  # what it left behind, or all of it
+        self._process.wait()
         self._said.close()
 
     def __enter__(self) -> "Server":
