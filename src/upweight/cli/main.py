@@ -37,6 +37,9 @@ VERBS: Mapping[str, Verb] = {
     "eval": Verb(
         module="upweight.cli.eval", summary="accuracy and pass@k of a model with intervals, and which of two is better"
     ),
+    "verify": Verb(
+        module="upweight.cli.verify", summary="hold a verifier against cases with a known verdict, ours or your own"
+    ),
     "explain": Verb(
         module="upweight.cli.explain", summary="print the objective that flags give, in readable mathematics"
     ),

@@ -134,11 +134,12 @@ class Reading:
 
     @property
     def key(self) -> str:
-        """Its text without blanks: two answers of the same key are the same text."""
+        """Its text without blanks that mean nothing: two answers of the same key are the same text."""
         plain = self.cleaned.text.replace("\x02", "").replace("\x03", "")
-        return re.sub(r"\s+", "", re.sub(r"(?<![\\a-zA-Z])\{([0-9a-zA-Z])\}", r"\1", plain))
+        return _MEANS_NOTHING.sub("", " ".join(plain.split()))
 
 
+_MEANS_NOTHING = re.compile(r"(?<![0-9a-zA-Z]) | (?![0-9a-zA-Z])")
 _INTEGER = re.compile(r"-?[0-9]+")
 _RELATION = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|<=|>=|!=|[<>]|(?<![<>!=])=(?!=)")
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-zA-Z])")
@@ -151,10 +152,9 @@ _MATRIX = re.compile(
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\infty|infinity|infty|inf|oo)$")
 _PM = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _WORDY = re.compile(r"[^\W\d_]{2,}")
-_KNOWN_WORDS = (
-    FUNCTIONS | GREEK | {"pi", "infinity", "infty", "inf", "oo", "xyz", "xy", "yz", "xz", "abc", "ab", "bc", "ac"}
-)
-_NO_VALUE = frozenset(("nan", "none", "null", "undefined?", "n/a"))
+_KNOWN_WORDS = FUNCTIONS | GREEK | {"pi", "infinity", "infty", "inf", "oo"}
+_PRODUCT = re.compile(r"[xyz]{2,3}|[abc]{2,3}|[mn]{2}|[pq]{2}")
+_NO_VALUE = "nan"
 _TURNED = {"\\le": ("<=", 1), "<=": ("<=", 1), "<": ("<", 1), "\\ge": ("<=", -1), ">=": ("<=", -1), ">": ("<", -1)}
 
 
@@ -179,7 +179,7 @@ def read_answer(text: str) -> Reading:
     if len(text) <= 40 and _INTEGER.fullmatch(text):
         return Reading(raw=text, cleaned=Cleaned(text=text), answer=Value(number(int(text))))
     cleaned = clean(text)
-    if not cleaned.text or cleaned.text.lower() in _NO_VALUE:
+    if not cleaned.text or cleaned.text.lower() == _NO_VALUE:
         return Reading(
             raw=text,
             cleaned=cleaned,
@@ -207,7 +207,8 @@ def _words(text: str) -> Words | None:
     if not re.fullmatch(r"[^\W\d_]+(?:[\s'.,;:()/&-]+[^\W\d_]+)*[\s'.,;:()-]*", plain.strip(" (")):
         return None
     found = _WORDY.findall(plain)
-    if "\\" in text or not found or (all(word.lower() in _KNOWN_WORDS for word in found) and "\x02" not in text):
+    formula = all(word.lower() in _KNOWN_WORDS or _PRODUCT.fullmatch(word) for word in found)
+    if "\\" in text or not found or (formula and "\x02" not in text):
         return None
     return Words(" ".join(re.findall(r"[^\W\d_]+", plain.casefold())))
 

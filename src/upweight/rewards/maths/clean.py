@@ -79,9 +79,12 @@ _RENAMED = {
 _RENAMES = [(re.compile(pattern), new) for pattern, new in _RENAMED.items()]
 
 _WORD_BETWEEN = re.compile(
-    r"\x02\s*(?:,?\s*(?:and|or))\s*\x03|(?<=[\s\x03}\d)])(?:and|or)(?=[\s\x02\d(\\])", re.IGNORECASE
+    r"\x02\s*,?\s*(?:and|or)\s*\x03|\x02[^\x03]*\x03|(?<=[\s\x03}\d)])(?:and|or)(?=[\s\x02\d(\\])", re.IGNORECASE
 )
-_INLINE = re.compile(r"\s*(?:[-+]?[0-9][0-9.,/]*|\(?[A-Z]\)?|[a-z])\s*")
+"""The words between two answers, and texts in which such a word is none."""
+
+_AND_OR = re.compile(r"\x02?\s*,?\s*(?:and|or)\s*\x03?", re.IGNORECASE)
+_INLINE = re.compile(r"\s*(?:[-+$]*[0-9].*|\(?[A-Z]\)?|[a-z])\s*")
 
 UNITS = {
     "degree": "degree degrees deg \\degree",
@@ -174,7 +177,9 @@ def clean(text: str) -> Cleaned:
             rest, behind, scale = _words_off(
                 text[: match.start()] + (match[1] if group == 2 else "") + text[match.end() :]
             )
-            if behind not in ("", unit) and not behind.startswith("/"):
+            if behind.startswith("per "):
+                unit = f"{unit} {behind}"
+            elif behind not in ("", unit):
                 rest, scale = text, 0
             return Cleaned(text=rest, unit=unit, scale=scale)
     if (degree := _DEGREE.search(text)) and not _FUNCTION.search(text):
@@ -193,7 +198,7 @@ def even_out(text: str) -> str:
     text = text.strip().removeprefix("**").removesuffix("**").strip()
     text = _without_dollars(text)
     if re.search(r"[0-9\\=+<>()^]|\x02", text) or re.search(r"\b[a-zA-Z]\b", text):
-        text = _WORD_BETWEEN.sub(" , ", text)
+        text = _WORD_BETWEEN.sub(lambda m: " , " if _AND_OR.fullmatch(m[0]) else m[0], text)
         text = re.sub(r",\s*,", ", ", text)
     while text.endswith((".", ";", ",")) and not text.endswith(("a.m.", "p.m.")):
         text = text[:-1].rstrip()

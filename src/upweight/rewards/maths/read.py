@@ -50,7 +50,9 @@ _STARTS = re.compile(r"\s*(?:[0-9.(\[a-zA-Z|]|\\\{|\\[a-zA-Z]|\{)")
 _DEGREES = re.compile(r"\s*\\degree(?![a-zA-Z])")
 _DEGREE = multiply(atom("const", "pi"), number(Fraction(1, 180)))
 """What a degree sign means inside a function; elsewhere it is a unit."""
-_NO_FACTORS = "degree le ge ne in cup cap pm mp times cdot div ldots infty emptyset end mid approx to right"
+_NO_FACTORS = (
+    "degree le ge ne in cup cap pm mp times cdot div ldots infty emptyset end mid approx to right rfloor rceil rangle"
+)
 _STOPS = frozenset(_NO_FACTORS.split())
 
 
