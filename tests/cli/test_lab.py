@@ -117,6 +117,19 @@ def test_the_table_shows_the_published_weights(capsys: pytest.CaptureFixture[str
     assert "2000 tokens) is pushed 40 times less than one of the shortest (50)" in lines[6]
 
 
+def test_rewards_of_any_size_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(["weights", "--rewards", "1e200,-1e200", "--lengths", "10,20"], capsys)
+    assert "+0.71" in shown
+    assert "All rewards are the same" not in shown
+    assert "All rewards are the same" in printed(["weights", "--rewards", "-0.0,0", "--lengths", "10,20"], capsys)
+
+
+def test_the_rarest_token_that_is_accepted_has_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = loaded(["clip-higher", "--probabilities", "1e-300", "--clip_high", "0.28"], capsys)["rows"]
+    assert row["after_one_update"] == pytest.approx(1.28e-300, rel=1e-12)
+    assert row["limited"]
+
+
 @pytest.mark.parametrize("name", [name for name in HERE if NAMES[name].figure])
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_figure_is_written_where_it_was_asked_for(
@@ -161,6 +174,7 @@ def test_none_takes_back_a_budget() -> None:
         ("weights --rewards 1,0,0,1,1", "must be as many as there are rewards (5). Got '200,50,2000,400' instead."),
         ("weights --rewards 1,nan,0,1", "must be finite numbers with commas between them"),
         ("weights --rewards 1,inf,0,1", "must be finite numbers with commas between them"),
+        ("weights --rewards 1e308,0,0,1", "must be numbers from -1e+300 to 1e+300. Got 1e+308 instead."),
         ("weights --rewards 1,,0,1", "must be finite numbers with commas between them"),
         ("weights --rewards 1 0 0 1", "'0' is not a flag of upweight lab weights. A flag starts with --, and a list"),
         ("weights --lengths 1.5,2,3,4", "must be whole numbers with commas between them"),
@@ -177,7 +191,8 @@ def test_none_takes_back_a_budget() -> None:
         ("mismatch --cap nan", "must be a finite number. Got 'nan' instead."),
         ("mismatch --outliers 196", "must be from 0 to 195. Got 196 instead."),
         ("mismatch --batch_size 0", "must be from 1 to 100,000. Got 0 instead."),
-        ("clip-higher --probabilities 0", "must be numbers above 0 and at most 1. Got 0.0 instead."),
+        ("clip-higher --probabilities 0", "must be numbers from 1e-300 to 1. Got 0.0 instead."),
+        ("clip-higher --probabilities 0.5,1e-320", "must be numbers from 1e-300 to 1. Got 1e-320 instead."),
         ("clip-higher --clip_high -0.1", "must be numbers from 0 to 1,000. Got -0.1 instead."),
         ("kl --plot kl.pdf", "must be a file that ends in .svg or .png. Got 'kl.pdf' instead."),
         ("kl --plot nowhere/kl.svg", "there is no folder 'nowhere'. Make it first, or choose another."),

@@ -50,6 +50,21 @@ def test_by_default_ddof_is_one_and_eps_is_a_millionth() -> None:
     assert_close(group_advantages(values(1, 0, 0, 0))[0].item(), 0.75 / (0.5 + 1e-6), atol=1e-14, rtol=0)
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_rewards_far_from_1_have_a_std_too(size: float) -> None:
+    """Their squares leave the range of a float."""
+    assert_close(group_advantages(values(size, -size), eps=0.0), values(0.5**0.5, -(0.5**0.5)), atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave-one-out"])
+@pytest.mark.parametrize("power", [900, 3, -1, -900])
+def test_rewards_scaled_by_a_power_of_two_have_the_same_advantages_to_the_last_bit(baseline: str, power: int) -> None:
+    rewards = values(0.3, -1.7, 0.25, 0.1, 12.5)
+    scaled = values(*[reward * 2.0**power for reward in rewards.tolist()])
+    expected = group_advantages(rewards, baseline=baseline, eps=0.0)
+    assert torch.equal(group_advantages(scaled, baseline=baseline, eps=0.0), expected)
+
+
 def test_leave_one_out_stays_unscaled_where_the_others_have_no_spread() -> None:
     """B15."""
     rewards = values(0.0, *[0.7] * 7, dtype=torch.float32)

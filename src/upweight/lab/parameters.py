@@ -90,6 +90,8 @@ class WeightsParameters(Parameters):
         if len(self.rewards) != len(self.lengths):
             must = f"as many as there are rewards ({len(self.rewards)})"
             raise self._bad("lengths", must, _shown(self.lengths))
+        # Beyond, the sum of many leaves the range of a float.
+        self._each("rewards", -1e300, 1e300)
         self._each("lengths", 1, MAX_TOKENS)
         if sum(self.lengths) > MAX_TOKENS:
             raise self._bad("lengths", f"at most {MAX_TOKENS:,} tokens in all", _shown(self.lengths))
@@ -231,7 +233,8 @@ class ClipHigherParameters(Parameters):
     """Updates that the figure follows, each one as large as the bound lets it be."""
 
     def _check(self) -> None:
-        self._each("probabilities", 0, 1, exclusive=True)
+        # Below, 1 / probability leaves the range of a float.
+        self._each("probabilities", 1e-300, 1)
         self._each("clip_high", 0, 1000)
         self._within("updates", 1, 10_000)
 

@@ -113,7 +113,7 @@ def show(result: WeightsResult, console: Console) -> None:
 
 
 def _sentences(result: WeightsResult) -> tuple[str, ...]:
-    if not any(result.advantages):
+    if len({row.reward for row in result.rows}) == 1:
         return ("All rewards are the same, so every advantage is 0: the group was sampled and scored for nothing.",)
     lengths = [row.length for row in result.rows]
     times = max(lengths) / min(lengths)

@@ -90,7 +90,11 @@ def _std(values: Tensor, ddof: int) -> Tensor:
     """Two-pass standard deviation; exactly 0 for equal values and where too few are left."""
     if values.numel() <= ddof or values.numel() < 2 or values.min() == values.max():
         return values.new_zeros(())
-    return ((values - values.mean()).square().sum() / (values.numel() - ddof)).sqrt()
+    deviations = values - values.mean()
+    largest = deviations.abs().max()
+    # In units of the power of two next to the largest, squares neither overflow nor vanish, and no digit changes.
+    unit = largest / (2 * torch.frexp(largest).mantissa)
+    return ((deviations / unit).square().sum() / (values.numel() - ddof)).sqrt() * unit
 
 
 def _divide(centred: Tensor, std: Tensor, eps: float) -> Tensor:
