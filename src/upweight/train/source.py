@@ -124,6 +124,6 @@ def check_fits(prompt: Prompt, length: int, max_new_tokens: int, context_length:
     """
     if length + max_new_tokens > context_length:
         raise UsageError(
-            f"The prompt of row {prompt.row} has {length} tokens; with max_new_tokens={max_new_tokens} that is more "
+            f"The prompt of {prompt.place} has {length} tokens; with max_new_tokens={max_new_tokens} that is more "
             f"than the model's context of {context_length}. Shorten or drop the row, or lower --max_new_tokens."
         )

@@ -229,7 +229,7 @@ def _check_templates(task: Task, args: TrainArgs) -> None:
     for prompt in [draw.prompt for draw in task.stream(args.seed).take(task.size or 1)] + list(task.held_out):
         if not isinstance(prompt.text, str):
             raise UsageError(
-                f"The prompt of row {prompt.row} is a list of messages, and tiny has no chat template: give prompts as "
+                f"The prompt of {prompt.place} is a list of messages, and tiny has no chat template: give prompts as "
                 "strings, or choose an instruct model with --model."
             )
 
