@@ -36,7 +36,10 @@ def test_each_published_row_is_explained_as_it_is_trained(row: str, capsys: pyte
 
 
 def test_gspos_row_as_typed_is_told_that_it_weighs_by_length(capsys: pytest.CaptureFixture[str]) -> None:
-    assert any("long answers count by their length" in str(b) for b in explained(capsys, ROWS[4])["biases"])  # type: ignore[attr-defined]
+    assert any(
+        "long answers count by their length" in str(b)
+        for b in explained(capsys, f"{ROWS[4]} --minibatches 4")["biases"]
+    )  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,10 @@ def test_what_train_refuses_is_explained_and_refused_in_the_same_words(
         ("--temperature 0", "must be above 0"),
         ("--json --latex", "Leave one of them out"),
         ("--clip_hihg 0.3", "Did you mean '--clip_high'?"),
+        ("--adv_norm STD", "must be one of std, none, batch. Got 'STD' instead. Did you mean 'std'?"),
+        ("--config", "'--config' needs a value: a string, or none."),
+        ("--config --json", "'--config' needs a value: a string, or none."),
+        ("--json=true", "'--json' takes no value: leave out '=true'."),
     ],
 )
 def test_a_value_that_means_nothing_is_one_sentence_and_nothing_printed(
@@ -142,6 +149,14 @@ def test_pairs_switches_and_whole_names_are_read_as_the_other_trainer_reads_them
     ("line", "words"),
     [
         ("--like tlr", "one of trl, verl, openrlhf"),
+        ("--like TRL", "Got 'TRL' instead. Did you mean 'trl'?"),
+        ("--like trl --loss_type DAPO", "Got 'DAPO' instead. Did you mean 'dapo'?"),
+        ("--like trl --epsilon nan", "The 'epsilon' parameter of --like trl must be a finite number"),
+        ("--like openrlhf --epsclip 0.1", "Did you mean '--actor.eps_clip'?"),
+        ("--like openrlhf --loss_agg_mode token-mean", "Did you mean '--actor.loss_agg_mode'?"),
+        ("--like openrlhf --algo.kl.estimater k3", "Did you mean '--algo.kl.estimator'?"),
+        ("--like verl --clip_hihg 0.3", "Did you mean '--clip_high'?"),
+        ("--like verl --clip_ratio_hihg 0.3", "Did you mean '--clip_ratio_high'?"),
         ("--like trl --preset dapo", "both say where the objective starts from"),
         ("--like trl --loss_type sapo", "loss_type"),
         ("--like trl --epsilon wide", "a number"),
@@ -159,6 +174,85 @@ def test_a_wrong_setting_of_another_trainer_is_one_sentence(
     assert shown.out == ""
     assert words in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("--clip 0.1 --clip 0.2", "--clip"),
+        ("--clip-high 0.1 --kl_coef 0 --clip_high=0.2", "--clip_high"),
+        ("--clip_high 0.1 --clip-high 0.2", "--clip-high"),
+        ("--preset dapo --preset dapo", "--preset"),
+        ("--like trl --like=verl", "--like"),
+        ("--json --json", "--json"),
+        ("--like trl --epsilon 0.1 --epsilon 0.2", "--epsilon"),
+        ("--like verl clip_ratio=0.1 clip_ratio=0.2", "clip_ratio"),
+        ("--like verl clip_ratio=0.1 actor_rollout_ref.actor.clip_ratio=0.2", "actor_rollout_ref.actor.clip_ratio"),
+    ],
+)
+def test_a_flag_that_is_there_twice_is_refused(line: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"upweight: '{flag}' is there twice. Keep one of them.\n")
+
+
+@pytest.mark.parametrize("line", ["-h --clip x", "--clip x --help", "--like TRL --clip 1 --clip 2 -h"])
+def test_whoever_asks_for_help_gets_it_whatever_else_is_wrong(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *line.split()]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: upweight explain")
+    assert "--like {trl,verl,openrlhf}" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "named", "hint"),
+    [
+        ("trainer.n_gpus=8", "trainer.n_gpus", "It knows adv_estimator, "),
+        ("actor.clipratio=0.1", "actor.clipratio", "Did you mean 'clip_ratio'?"),
+        ("+algorithm.x=1", "algorithm.x", "leave out what is none of them."),
+        ("algorithm.filter_groups.enabled=true", "algorithm.filter_groups.enabled", "mean 'filter_groups.enable'?"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "--json ", "--clip 0.1 ", "use_kl_loss=true "])
+def test_a_word_that_is_no_setting_of_the_other_trainer_is_named(
+    before: str, word: str, named: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "--like", "verl", *f"{before}{word}".split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert f"must be a setting of verl 0.9.1 that decides the objective. Got '{named}' instead." in shown.err
+    assert hint in shown.err
+
+
+def test_a_value_of_our_own_flag_may_look_like_a_setting() -> None:
+    call, _ = read_train(["--like", "verl", "adv_estimator=grpo", "--data", "set=train.jsonl", "--seed", "3"])
+    assert (call.args.data, call.args.seed) == ("set=train.jsonl", 3)
+
+
+def test_verls_null_is_none_and_a_plus_before_its_name_is_read() -> None:
+    nulls = "rollout_correction.rollout_is=null rollout_correction.rollout_rs=null clip_ratio_low=null clip_ratio=0.3"
+    line = f"--like verl adv_estimator=grpo {nulls} +reward.reward_kwargs.overlong_buffer_cfg.enable=True"
+    objective = read_train([*line.split(), "++overlong_buffer_cfg.len=10"])[0].args.objective
+    assert (objective.bounds, objective.correction, objective.overlong_buffer) == ((0.7, 1.2), "none", 10)
+    assert (
+        objective
+        == translate(
+            "verl",
+            {
+                "adv_estimator": "grpo",
+                "clip_ratio_low": None,
+                "clip_ratio": 0.3,
+                "overlong_buffer_cfg.enable": True,
+                "overlong_buffer_cfg.len": 10,
+            },
+        ).objective
+    )
+
+
+def test_a_switch_of_another_trainer_does_not_swallow_the_next_setting() -> None:
+    objective = read_train(["--like", "verl", "--use_kl_loss", "adv_estimator=grpo"])[0].args.objective
+    assert (objective.baseline, objective.kl_place, objective.kl_coef) == ("mean", "loss", 0.001)
 
 
 def test_a_run_says_what_of_the_other_trainer_it_cannot_match(capsys: pytest.CaptureFixture[str]) -> None:

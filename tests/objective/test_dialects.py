@@ -18,6 +18,7 @@ IS = "rollout_correction.rollout_is"
 IS_BOUND = "rollout_correction.rollout_is_threshold"
 GROUP_NORM = {"algo.advantage.estimator": "group_norm", "algo.kl.init_coef": 0.0}
 GATE = {"algo.advantage.is_correction_level": "token"}
+GATE_BOUND = "algo.advantage.is_correction_threshold"
 KL_LOSS = {"algo.kl.use_loss": True, "algo.kl.init_coef": 0.01}
 
 
@@ -209,6 +210,9 @@ def test_a_bound_of_zero_and_a_matching_divisor_leave_nothing_unsaid() -> None:
         ("trk", {}, ["one of trl, verl, openrlhf", "'trk'", "Did you mean 'trl'"]),
         ("trl", {"loss_typ": "grpo"}, ["--like trl", "'loss_typ'", "Did you mean 'loss_type'"]),
         ("verl", {"actor.clip_ratio_high": 0.28}, ["Did you mean 'clip_ratio_high'"]),
+        ("verl", {"actor.policy_loss.lossmode": "gspo"}, ["Did you mean 'loss_mode'"]),
+        ("verl", {"trainer.nnodes": 1}, ["'trainer.nnodes'", "It knows adv_estimator", "leave out what is none"]),
+        ("verl", {"overlong_buffer.enabled": True}, ["Did you mean 'overlong_buffer_cfg.enable'"]),
         ("openrlhf", {"algo.kl.coef": 0.1}, ["'algo.kl.coef'", "Did you mean 'algo.kl"]),
         ("trl", {"temperature": 1.0}, ["decides the objective", "'temperature'"]),
         ("trl", {"epsilon": "a"}, ["'epsilon'", "a number", "'a'"]),
@@ -216,6 +220,11 @@ def test_a_bound_of_zero_and_a_matching_divisor_leave_nothing_unsaid() -> None:
         ("trl", {"loss_type": "daop"}, ["'loss_type'", "one of grpo, dr_grpo", "'daop'"]),
         ("trl", {"loss_type": "sapo"}, ["'loss_type'", "not built in", "'sapo'"]),
         ("trl", {"loss_type": "cispo"}, ["'epsilon_high'", "at least 1", "ScaleRL uses 5"]),
+        ("trl", {"epsilon": float("nan")}, ["'epsilon'", "a finite number", "nan"]),
+        ("trl", {"beta": float("inf")}, ["'beta'", "a finite number", "inf"]),
+        ("trl", {**VLLM, "vllm_importance_sampling_clip_max": 0.0}, ["'vllm_importance_sampling_clip_max'", "above 0"]),
+        ("trl", {**VLLM, "vllm_importance_sampling_cap": -1.0}, ["'vllm_importance_sampling_cap'", "above 0", "-1"]),
+        ("trl", {"loss_type": "DAPO"}, ["'loss_type'", "Did you mean 'dapo'"]),
         ("trl", {"delta": 0.5}, ["'delta'", "above 1", "0.5"]),
         ("trl", {"multi_objective_aggregation": "normalize_then_sum"}, ["sum_then_normalize"]),
         ("verl", {"adv_estimator": "remax"}, ["'adv_estimator'", "not built in"]),
@@ -226,6 +235,16 @@ def test_a_bound_of_zero_and_a_matching_divisor_leave_nothing_unsaid() -> None:
         ("verl", {**GRPO, "use_kl_loss": True, "use_kl_in_reward": True}, ["one place"]),
         ("verl", {**GRPO, "rollout_correction.rollout_rs": "token_k1"}, ["not built in"]),
         ("verl", {**GRPO, IS: "token", IS_BOUND: "5_0.5"}, ["'0.5_2'", "'5_0.5'"]),
+        ("verl", {**GRPO, IS: "token", IS_BOUND: "nan"}, ["'rollout_correction.rollout_is_threshold'", "'nan'"]),
+        ("verl", {**GRPO, IS: "token", IS_BOUND: float("nan")}, ["'rollout_correction.rollout_is_threshold'", "nan"]),
+        ("verl", {**GRPO, IS: "token", IS_BOUND: "0.5_inf"}, ["'rollout_correction.rollout_is_threshold'", "_inf"]),
+        ("verl", {"lam": 7}, ["'lam' parameter of --like verl", "between 0 and 1", "7"]),
+        ("verl", {"lam": -0.5}, ["'lam' parameter of --like verl", "between 0 and 1", "-0.5"]),
+        ("openrlhf", {"algo.advantage.lambd": 1.5}, ["'algo.advantage.lambd'", "between 0 and 1"]),
+        ("openrlhf", {**GROUP_NORM, "actor.eps_clip_low_high": "0.2 nan"}, ["two numbers", "'0.2 nan'"]),
+        ("openrlhf", {**GROUP_NORM, "reward.clip_range": [float("-inf"), 10]}, ["'reward.clip_range'", "-inf"]),
+        ("openrlhf", {**GROUP_NORM, **GATE, GATE_BOUND: "0"}, ["HIGH above 0", "'0'"]),
+        ("openrlhf", {**GROUP_NORM, **GATE, GATE_BOUND: "5 0.5"}, ["in that order", "'5 0.5'"]),
         ("openrlhf", {"algo.advantage.estimator": "reinforce_baseline"}, ["group_norm is the nearest"]),
         ("openrlhf", {**GROUP_NORM, "actor.eps_clip_low_high": "wide"}, ["two numbers", "'wide'"]),
         ("openrlhf", {**GROUP_NORM, "actor.dual_clip": 1.0}, ["above 1"]),
@@ -264,6 +283,30 @@ def test_every_default_fits_its_own_setting_and_no_name_is_one_of_our_flags() ->
 )
 def test_a_translation_is_sound(trainer: str, settings: dict[str, object]) -> None:
     assert contradictions(translate(trainer, settings).objective, group_size=8, max_new_tokens=64) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings", "sentence"),
+    [
+        ("verl", {**GRPO, "lam": 0.9}, "lam=0.9: not read by verl with adv_estimator=grpo."),
+        (
+            "verl",
+            {"adv_estimator": "rloo", "lam": 0.9, "gamma": 0.5},
+            "gamma=0.5 and lam=0.9: not read by verl with adv_estimator=rloo.",
+        ),
+        (
+            "openrlhf",
+            {**GROUP_NORM, "algo.advantage.lambd": 0.9},
+            "algo.advantage.lambd=0.9: not read by OpenRLHF with estimator=group_norm.",
+        ),
+    ],
+)
+def test_a_setting_that_the_trainer_does_not_read_is_said_to_be_unread(
+    trainer: str, settings: dict[str, object], sentence: str
+) -> None:
+    assert sentence in translate(trainer, settings).says
+    estimator = "adv_estimator" if trainer == "verl" else "algo.advantage.estimator"
+    assert "not read" not in " ".join(translate(trainer, {**settings, estimator: "gae"}).says)
 
 
 def test_every_sentence_that_names_fields_names_what_was_decided() -> None:

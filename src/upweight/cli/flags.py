@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,6 +13,7 @@ import tyro
 
 from upweight.cli.config import FLAG_TYPES, did_you_mean, read_config
 from upweight.objective.dialects import DIALECTS, Setting, Translation, translate
+from upweight.objective.dialects.base import choice_meant, last_part
 from upweight.objective.errors import UsageError, bad_parameter, nearest
 from upweight.objective.fields import must_be
 from upweight.objective.presets import PRESETS
@@ -46,12 +48,15 @@ class Call:
     config: str | None = None
     """A TOML, YAML or JSON file of flags (`clip_high = 0.28`, a run's config.json); flags given here win over it."""
 
-    like: Literal["trl", "verl", "openrlhf"] | None = None
+    like: Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(DIALECTS) + "}")] = None
     """In place of a preset: start from that trainer's defaults, and read the names it has for what decides the
     objective (loss_type, epsilon_high, beta, ...) in its own meaning."""
 
 
 C = TypeVar("C", bound=Call)
+
+_TRAINERS: object = Literal.__getitem__(tuple(DIALECTS))
+"""What `--like` takes."""
 
 
 def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) -> tuple[C, Translation | None]:
@@ -71,15 +76,22 @@ def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) 
         another trainer were read, where --like names one.
 
     Raises:
-        UsageError: an unknown preset, trainer or setting, or something wrong with the file.
+        UsageError: an unknown preset, trainer or setting, a flag that is there twice, or something wrong with the
+            file.
         SystemExit: 0 after `--help`.
     """
+    if any(word in ("-h", "--help") for word in argv):
+        argv = ["--help"]
+    _refuse_repeats(argv)
     trainer = _trainer_of(argv)
     theirs: Mapping[str, object] = {}
+    own = _own_flags(kind)
     if trainer in DIALECTS:
-        argv, theirs = _take_settings(argv, trainer)
+        switches = [name for name, hint in own.items() if hint is bool]
+        argv, theirs = _take_settings(argv, trainer, switches)
+    _refuse(argv, own, program, trainer)
     first = _parse(argv, kind(), program, description)
-    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("--")}
+    given = {_name_of(word) for word in argv if word.startswith("--")}
     values = dict(read_config(first.config)) if first.config is not None else {}
     budget = first.args.max_new_tokens if "max_new_tokens" in given else values.get("max_new_tokens")
     budget = budget if isinstance(budget, int) else None
@@ -112,8 +124,38 @@ def _trainer_of(argv: Sequence[str]) -> str:
     return found
 
 
-def _take_settings(argv: Sequence[str], trainer: str) -> tuple[list[str], dict[str, object]]:
-    """What of a command line is in another trainer's words: the rest, and those settings by their names."""
+def _name_of(word: str) -> str:
+    """The name of a flag, as its field is called: `clip_high` of `--clip-high=0.3`."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
+
+
+def _refuse_repeats(argv: Sequence[str]) -> None:
+    """Raise for a flag that is there twice, in whatever spelling: which of them is meant cannot be known."""
+    seen: set[str] = set()
+    for word in argv:
+        if word.startswith("--"):
+            _refuse_repeat(word, _name_of(word), seen)
+            seen.add(_name_of(word))
+
+
+def _refuse_repeat(word: str, name: str, seen: Container[str]) -> None:
+    if name in seen:
+        raise UsageError(f"'{word.partition('=')[0]}' is there twice. Keep one of them.")
+
+
+def _own_flags(kind: type[Call]) -> dict[str, object]:
+    """The flags of a verb's call itself, with what they hold; a bool is a switch without a value."""
+    hints = {name: hint for name, hint in typing.get_type_hints(kind).items() if name != "args"}
+    return hints | {"help": bool, "like": _TRAINERS}
+
+
+def _take_settings(argv: Sequence[str], trainer: str, switches: Container[str]) -> tuple[list[str], dict[str, object]]:
+    """What of a command line is in another trainer's words: the rest, and those settings by their names.
+
+    Raises:
+        UsageError: a `name=value` that is no setting of that trainer, a setting that is there twice, or one without
+            its value.
+    """
     settings = _settings_of(trainer)
     rest: list[str] = []
     theirs: dict[str, object] = {}
@@ -121,17 +163,22 @@ def _take_settings(argv: Sequence[str], trainer: str) -> tuple[list[str], dict[s
     while words:
         word = words.pop(0)
         flag, equals, text = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        if name not in settings or not (word.startswith("--") or equals):  # verl's own are name=value, without dashes
+        name = _name_of(word.lstrip("+"))  # with a +, verl's configuration takes a name that its files do not have
+        dashes = word.startswith("-")
+        if not (name in settings if dashes else equals):
             rest.append(word)
+            if dashes and not equals and name not in switches and words and not words[0].startswith("--"):
+                rest.append(words.pop(0))  # its value, which may look like a setting
             continue
+        setting = settings.get(name) or DIALECTS[trainer].setting(flag.lstrip("+"))
+        _refuse_repeat(word, setting.name, theirs)
         values = [text] if equals else []
-        while words and not equals and not words[0].startswith("--"):  # a pair of numbers, or no word for a switch
+        # A pair of numbers, or no word for a switch.
+        while words and not equals and not words[0].startswith("--") and "=" not in words[0]:
             values.append(words.pop(0))
-        kind = settings[name].kind
-        if not values and kind is not bool:
-            raise UsageError(f"'{flag}' needs a value: {must_be(kind, object())}.")
-        theirs[name] = _read_word(" ".join(values), kind) if values else True
+        if not values and setting.kind is not bool:
+            raise UsageError(f"'{flag}' needs a value: {must_be(setting.kind, object())}.")
+        theirs[setting.name] = _read_word(" ".join(values), setting.kind, ("none", "null")) if values else True
     return rest, theirs
 
 
@@ -146,7 +193,6 @@ def _settings_of(trainer: str) -> Mapping[str, Setting]:
 
 
 def _parse(argv: Sequence[str], defaults: C, program: str, description: str) -> C:
-    _refuse(argv, type(defaults), program, _trainer_of(argv))
     printed = io.StringIO()
     try:
         with _words(), contextlib.redirect_stderr(printed):
@@ -157,44 +203,57 @@ def _parse(argv: Sequence[str], defaults: C, program: str, description: str) -> 
         raise UsageError(_sentence(printed.getvalue(), program)) from None
 
 
-def _refuse(argv: Sequence[str], kind: type[Call], program: str, like: str) -> None:
+def _refuse(argv: Sequence[str], own: Mapping[str, object], program: str, like: str) -> None:
     """Raise for the first flag that does not exist, or whose value does not fit, before tyro says so at length."""
-    own = {f.name for f in dataclasses.fields(kind)} - {"args", "like"} | {"help"}
-    types = {**FLAG_TYPES, "like": Literal["trl", "verl", "openrlhf"]}
+    types = {**FLAG_TYPES, **own}
     for word, following in itertools.zip_longest(argv, argv[1:]):
-        flag, equals, text = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or name in own:
+        if not word.startswith("--"):
             continue
+        flag, equals, text = word.partition("=")
+        name = _name_of(word)
         if name not in types:
             raise UsageError(f"'{flag}' is not a flag of {program}. {_meant(name, program, like)}")
+        if own.get(name) is bool:
+            if equals:
+                raise UsageError(f"'{flag}' takes no value: leave out '={text}'.")
+            continue
         value = text if equals else following
         if value is None or value.startswith("--"):
             raise UsageError(f"'{flag}' needs a value: {must_be(types[name], object())}.")
         if must := must_be(types[name], _read_word(value, types[name])):
-            raise bad_parameter(flag, program, must, value)
+            raise bad_parameter(flag, program, must, value, choice_meant(types[name], value))
 
 
 def _meant(name: str, program: str, like: str) -> str:
     """What a flag that does not exist was probably meant to be."""
+    near = DIALECTS[like].nearest(name) if like in DIALECTS else None
+    if near and last_part(near) == last_part(name):
+        return f"Did you mean '--{near}'?"
     speakers = [trainer for trainer in DIALECTS if name in _settings_of(trainer)]
     theirs = f" With --like {speakers[0]} it means what it means there." if speakers else ""
     if name in ELSEWHERE:
         return ELSEWHERE[name] + theirs
     if theirs:
         return theirs.strip()
-    known = [*FLAG_TYPES, *(_settings_of(like) if like in DIALECTS else ())]
-    near = nearest(name, known)
+    near = _closer(name, near, nearest(name, FLAG_TYPES))
     return f"Did you mean '--{near}'?" if near else f"`{program} --help` lists them."
 
 
-def _read_word(text: str, hint: object) -> object:
+def _closer(name: str, theirs: str | None, ours: str | None) -> str | None:
+    """Which of two flags, another trainer's and ours, is the likelier to be meant."""
+    if theirs is None or ours is None or "." in name:
+        return theirs or ours
+    return ours if nearest(name, (last_part(theirs), ours)) == ours else theirs
+
+
+def _read_word(text: str, hint: object, nothing: Container[str] = ("none",)) -> object:
     """A word of the command line as the Python value it stands for."""
+    if text.lower() in nothing and must_be(hint, None) is None:
+        return None
     if must_be(hint, text) is None:
         return text
-    words: dict[str, object] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for read in (int, float):
         try:
             return read(text)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from upweight.cli.config import did_you_mean
 from upweight.lab.table import say
+from upweight.objective.dialects.base import choice_meant
 from upweight.objective.errors import UsageError, bad_parameter, nearest
 from upweight.objective.fields import must_be
 
@@ -237,6 +238,8 @@ def _read(
         key = flag.removeprefix("--").replace("-", "_")
         if not word.startswith("--") or key not in known:
             raise UsageError(f"'{flag}' is not a flag of upweight lab {name}. {_hint(word, key, name, known)}")
+        if key in values:
+            raise UsageError(f"'{flag}' is there twice. Keep one of them.")
         if known[key] is bool:
             if equals:
                 raise UsageError(f"'{flag}' takes no value: leave out '={text}'.")
@@ -274,7 +277,7 @@ def _value(text: str, hint: object, flag: str, owner: str) -> object:
     except ValueError:
         wrong = ["wrong"]
     if wrong:
-        raise bad_parameter(flag, owner, _kind(hint), text)
+        raise bad_parameter(flag, owner, _kind(hint), text, choice_meant(hint, text))
     return value
 
 

@@ -1,9 +1,11 @@
 """What a dialect is made of: settings under their trainer's names, and what becomes of them. Imports no torch."""
 
 import dataclasses
+import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, get_origin
+from typing import Literal, NoReturn, get_args, get_origin
 
 from upweight.objective.errors import bad_parameter, nearest
 from upweight.objective.fields import must_be
@@ -31,6 +33,18 @@ class Setting:
 
     at_least: float | None = None
     """Smallest number it may be; None where any will do."""
+
+    at_most: float | None = None
+    """Largest number it may be, together with `at_least`; None where any will do."""
+
+    def out_of_range(self, value: object) -> str:
+        """What the setting must be, where a number is outside its range; "" where it is not."""
+        if not isinstance(value, int | float) or self.at_least is None:
+            return ""
+        if self.at_most is None:
+            return f"at least {shown(self.at_least)}" if value < self.at_least else ""
+        within = self.at_least <= value <= self.at_most
+        return "" if within else f"between {shown(self.at_least)} and {shown(self.at_most)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +93,10 @@ class Reader:
         """A setting that holds a number or nothing."""
         return None if self.values[name] is None else self.number(name)
 
+    def those_given(self, *names: str) -> str:
+        """Which of these settings were given, as `a=1 and b=2`; "" for none."""
+        return " and ".join(f"{name}={shown(self.values[name])}" for name in names if name in self.given)
+
     def say(self, sentence: str, **fields: object) -> None:
         """Set fields of the objective; the sentence ends with them."""
         self.fields.update(fields)
@@ -123,13 +141,24 @@ class Dialect:
         for known in self.settings:
             if name in (known.name, known.path):
                 return known
-        names = [spelling for known in self.settings for spelling in (known.name, known.path) if spelling]
-        offer = nearest(name, names) or nearest(name.rpartition(".")[2], names)
-        way_out = (
-            f"Did you mean '{offer}'?" if offer else f"It knows {', '.join(known.name for known in self.settings)}."
-        )
+        offer = self.nearest(name)
+        known_names = ", ".join(known.name for known in self.settings)
+        way_out = f"Did you mean '{offer}'?" if offer else f"It knows {known_names}; leave out what is none of them."
         must = f"a setting of {self.name} {self.version} that decides the objective"
         raise bad_parameter("settings", f"--like {self.name}", must, name, way_out)
+
+    def nearest(self, name: str) -> str | None:
+        """The setting that was probably meant; None where none is near.
+
+        The last part of a name says most (`clip_ratio`), so it is looked for first, and the whole name decides
+        between settings that share it.
+        """
+        last_parts = {known.name: last_part(known.name) for known in self.settings}
+        last = nearest(last_part(name), dict.fromkeys(last_parts.values()))
+        if last is None:
+            return nearest(name, last_parts)
+        whole = {known.path or known.name: known.name for known in self.settings if last_parts[known.name] == last}
+        return whole[difflib.get_close_matches(name, whole, n=1, cutoff=0)[0]]
 
     def translate(self, settings: Mapping[str, object], max_new_tokens: int | None) -> Translation:
         """See `upweight.objective.dialects.translate`."""
@@ -151,11 +180,28 @@ class Dialect:
         if isinstance(value, bool) and get_origin(known.kind) is Literal:
             value = shown(value)
         if must := must_be(known.kind, value):
+            raise bad_parameter(known.name, owner, must, value, choice_meant(known.kind, value))
+        if must := known.out_of_range(value):
             raise bad_parameter(known.name, owner, must, value)
-        too_small = known.at_least is not None and isinstance(value, int | float) and value < known.at_least
-        if too_small:
-            raise bad_parameter(known.name, owner, f"at least {shown(known.at_least)}", value)
         return value
+
+
+def last_part(name: str) -> str:
+    """What follows the last dot of a name."""
+    return name.rpartition(".")[2]
+
+
+def choice_meant(kind: object, value: object) -> str:
+    """A sentence with the choice that was probably meant; "" where the kind has no choices or none is near.
+
+    Example:
+        >>> choice_meant(Literal["std", "none"] | None, "STD")
+        "Did you mean 'std'?"
+    """
+    members = (kind,) if get_origin(kind) is Literal else get_args(kind)
+    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+    near = nearest(value.lower(), choices) if isinstance(value, str) else None
+    return f"Did you mean '{near}'?" if near else ""
 
 
 def shown(value: object) -> str:
@@ -174,13 +220,13 @@ def two_numbers(reader: Reader, name: str) -> tuple[float, float]:
     """A setting that holds a pair, or one number, which is the upper of a pair that starts at 0.
 
     Raises:
-        UsageError: it holds something else.
+        UsageError: it holds something else, NaN and infinity among it.
     """
     parts = reader.text(name).replace(",", " ").split()
     try:
         numbers = [float(part) for part in parts]
     except ValueError:
         numbers = []
-    if len(numbers) not in (1, 2):
+    if len(numbers) not in (1, 2) or not all(map(math.isfinite, numbers)):
         reader.refuse(name, "two numbers, as in '0.2 0.28'", "")
     return (0.0, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])

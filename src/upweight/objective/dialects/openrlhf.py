@@ -19,7 +19,7 @@ SETTINGS = (
         meaning="gae, reinforce and reinforce_baseline: do not divide by the std over all tokens.",
     ),
     Setting(name="algo.advantage.gamma", kind=float, default=1.0, at_least=0, meaning="Discount of gae and reinforce."),
-    Setting(name="algo.advantage.lambd", kind=float, default=1.0, at_least=0, meaning="Lambda of gae."),
+    Setting(name="algo.advantage.lambd", kind=float, default=1.0, at_least=0, at_most=1, meaning="Lambda of gae."),
     Setting(
         name="algo.advantage.is_correction_level",
         kind=Literal["off", "token", "seq"],
@@ -139,6 +139,8 @@ def _advantage(reader: Reader) -> None:
     else:
         way_out = "Means and stds over the whole batch are no baseline here; group_norm is the nearest."
         reader.refuse("algo.advantage.estimator", "one of group_norm, dr_grpo, rloo or gae", way_out)
+    if name != "gae" and (unread := reader.those_given("algo.advantage.gamma", "algo.advantage.lambd")):
+        reader.say(f"{unread}: not read by OpenRLHF with estimator={name}")
 
 
 def _rewards(reader: Reader) -> None:
@@ -213,6 +215,8 @@ def _correction(reader: Reader) -> None:
         )
         reader.refuse("algo.advantage.is_correction_level", "off or token, with is_correction_gating=ratio", way_out)
     floor, cap = two_numbers(reader, "algo.advantage.is_correction_threshold")
+    if cap <= 0 or floor > cap:
+        reader.refuse("algo.advantage.is_correction_threshold", "LOW HIGH in that order, with HIGH above 0", "")
     drops = reader.text("algo.advantage.is_correction_mode") == "mask"
     sentence = f"is_correction_level=token: each token's ratio, {'dropped' if drops else 'cut off'} above {shown(cap)}"
     fields: dict[str, object] = {"correction_level": "token", "correction_cap": cap, "masked_tokens": "keep"}

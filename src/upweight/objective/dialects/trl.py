@@ -270,9 +270,11 @@ def _correction(reader: Reader) -> None:
         return
     mode = reader.text("vllm_importance_sampling_mode")
     level, _, kind = mode.partition("_")
-    cap = reader.number_or_none("vllm_importance_sampling_cap")
-    if cap is None:
-        cap = reader.number_or_none("vllm_importance_sampling_clip_max")
+    old, new = "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"
+    bound = new if reader.values[old] is None else old
+    cap = reader.number_or_none(bound)
+    if cap is not None and cap <= 0:
+        reader.refuse(bound, "above 0", "TRL's own value is 3; none takes the bound away.")
     correction = "is" if cap is None else {"truncate": "tis", "mask": "mis"}[kind]
     beyond = "" if cap is None else f" {'cut off' if kind == 'truncate' else 'dropped'} above {shown(cap)}"
     what = "each token's ratio" if level == "token" else "the product of an answer's ratios (TRL sums its log-ratios)"

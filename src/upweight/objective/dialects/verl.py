@@ -1,5 +1,6 @@
 """verl's conventions, read from core_algos.py, losses.py, rollout_corr_helper.py of release 0.9.1. Imports no torch."""
 
+import math
 from typing import Literal
 
 from upweight.objective.dialects.base import Dialect, Reader, Setting, shown
@@ -55,7 +56,7 @@ SETTINGS = (
         meaning="Divide by the group's std; false is Dr. GRPO's advantage.",
     ),
     Setting(name="gamma", path="algorithm.gamma", kind=float, default=1.0, at_least=0, meaning="Discount of gae."),
-    Setting(name="lam", path="algorithm.lam", kind=float, default=1.0, at_least=0, meaning="Lambda of gae."),
+    Setting(name="lam", path="algorithm.lam", kind=float, default=1.0, at_least=0, at_most=1, meaning="Lambda of gae."),
     Setting(
         name="use_kl_in_reward",
         path="algorithm.use_kl_in_reward",
@@ -286,6 +287,8 @@ def _advantage(reader: Reader) -> None:
     else:
         way_out = "Its baseline is not built in; the nearest are grpo and rloo."
         reader.refuse("adv_estimator", "one of grpo, grpo_vectorized, rloo, rloo_vectorized or gae", way_out)
+    if name != "gae" and (unread := reader.those_given("gamma", "lam")):
+        reader.say(f"{unread}: not read by verl with adv_estimator={name}")
 
 
 def _groups(reader: Reader) -> None:
@@ -378,7 +381,8 @@ def _threshold(reader: Reader) -> tuple[float | None, float]:
         numbers = [float(part) for part in parts]
     except ValueError:
         numbers = []
-    if not 1 <= len(numbers) <= 2 or min(numbers) <= 0 or numbers != sorted(numbers):
+    in_range = all(0 < number < math.inf for number in numbers)
+    if not 1 <= len(numbers) <= 2 or not in_range or numbers != sorted(numbers):
         reader.refuse(name, "a number above 0, or two as in '0.5_2'", "")
     return (None if len(numbers) == 1 else numbers[0]), numbers[-1]
 
