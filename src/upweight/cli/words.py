@@ -37,7 +37,9 @@ def read_call(argv: Sequence[str], kind: type[C], program: str, description: str
         flag, equals, text = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if not word.startswith("--") or name not in hints:
-            raise UsageError(f"'{flag}' is not a flag of {program}. {did_you_mean(name, tuple(hints))}")
+            raise UsageError(
+                f"'{flag}' is not a flag of {program}. {did_you_mean(f'--{name}', [f'--{known}' for known in hints])}"
+            )
         if hints[name] is bool:
             if equals:
                 raise UsageError(f"'{flag}' takes no value: leave out '={text}'.")

@@ -234,10 +234,12 @@ def _several(items: list[str], depth: int) -> Answer:
     if len(items) > MOST_ITEMS:
         raise TooLarge("a list of too many items")
     read = [part for item in items if item.strip() for part in _expanded(item, depth)]
+    if not read:
+        raise Unreadable("a list of nothing")
     first = read[0]
     if isinstance(first, Assigned) and not any(isinstance(item, Assigned) for item in read[1:]):
         read[0] = first.to  # n = 1, 2, 3
-    if read and all(isinstance(item, Union) for item in read):  # x < 1 or x > 3
+    if all(isinstance(item, Union) for item in read):  # x < 1 or x > 3
         letters = {item.letter for item in read if isinstance(item, Union)}
         if len(letters) == 1:
             return Union(tuple(p for item in read if isinstance(item, Union) for p in item.parts), letter=letters.pop())

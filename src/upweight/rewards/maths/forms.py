@@ -22,7 +22,7 @@ MOST_BITS = 20_000
 MOST_TERMS = 400
 """Of a polynomial."""
 
-MOST_WORK = 15_000
+MOST_WORK = 6_000
 """Products of terms that one judgement may take, those of large numbers counted several times."""
 
 LARGEST_POWER_OF_A_SUM = 64

@@ -96,7 +96,7 @@ class Warden:
         self._output.clear()
         self._output_size = 0
         try:
-            write_frame(self._jobs, job["job"])
+            write_frame(self._jobs, {"job": job["job"]})
             reply = self._wait(float(job["seconds"]), "the call")
         except Closed:
             reply = self._death()
@@ -105,6 +105,8 @@ class Warden:
             return reply
         if strays := [pid for pid in below(os.getpid()) if pid != self._pid]:
             end(strays)
+            with contextlib.suppress(Closed):
+                write_frame(self._jobs, {"reap": True})  # they were the worker's children: only it can take note
         return reply
 
     def replace(self) -> None:
@@ -227,8 +229,11 @@ def _serve(jobs: int, results: int, printed: int, folder: str, settings: dict[st
     write_frame(results, {"status": "loaded", "loaded": True})
     while True:
         content = read_frame(jobs)
+        if "reap" in content:
+            reap()
+            continue
         try:
-            reply = {"status": "done", **job(content)}
+            reply = {"status": "done", **job(content["job"])}
         except BaseException as error:  # noqa: BLE001 - sys.exit() and MemoryError too: this call's error
             reply = {"status": "done", "raised": _line(error), "trace": _trace(error)}
         if os.getpid() != pid:
