@@ -16,54 +16,6 @@ from upweight.objective.spec import Objective
 OWNER = "Objective"
 
 
-def contradictions(
-    objective: Objective,
-    *,
-    group_size: int,
-    max_new_tokens: int | None = None,
-    budget_from_task: bool = False,
-    has_sampler_logprobs: bool = True,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    replays_kept_set: bool = True,
-) -> list[str]:
-    """Everything that makes an objective impossible or meaningless.
-
-    Args:
-        objective: the choices to check. Wrong types and unknown names are reported too, as a configuration file
-            or another program may hold anything.
-        group_size: G, answers per prompt.
-        max_new_tokens: generation budget of one answer in tokens; None where there is none.
-        budget_from_task: a budget of None will be filled in by the task, so nothing is held against it yet.
-        has_sampler_logprobs: whether the engine returns the log-probability of every token it samples.
-        top_p: nucleus sampling of the run, 1 = off.
-        top_k: top-k sampling of the run, 0 = off.
-        replays_kept_set: whether the engine returns the tokens that each one was chosen among.
-
-    Returns:
-        One sentence each, in the order of the fields; empty where the objective is sound. Values that are of a
-        wrong type are reported alone, since nothing else can be said about them.
-
-    Example:
-        >>> contradictions(Objective(clip=-0.1), group_size=8)
-        ["The 'clip' parameter of Objective must be at least 0. Got -0.1 instead. The lower bound is 1 - clip."]
-        >>> contradictions(Objective(), group_size=8)
-        []
-    """
-    if wrong := wrong_types(objective, OWNER):
-        return wrong
-    return out_of_range(objective, OWNER) + conflicts(
-        objective,
-        group_size=group_size,
-        max_new_tokens=max_new_tokens,
-        budget_from_task=budget_from_task,
-        has_sampler_logprobs=has_sampler_logprobs,
-        top_p=top_p,
-        top_k=top_k,
-        replays_kept_set=replays_kept_set,
-    )
-
-
 def conflicts(
     objective: Objective,
     *,
@@ -75,7 +27,28 @@ def conflicts(
     top_k: int = 0,
     replays_kept_set: bool = True,
 ) -> list[str]:
-    """Choices that do not go together: `contradictions` without those of a single value. Types are right."""
+    """Choices that do not go together, which make an objective impossible or meaningless.
+
+    Args:
+        objective: the choices, each of a right type and in its range: see `wrong_types` and `out_of_range`.
+        group_size: G, answers per prompt.
+        max_new_tokens: generation budget of one answer in tokens; None where there is none.
+        budget_from_task: a budget of None will be filled in by the task, so nothing is held against it yet.
+        has_sampler_logprobs: whether the engine returns the log-probability of every token it samples.
+        top_p: nucleus sampling of the run, 1 = off.
+        top_k: top-k sampling of the run, 0 = off.
+        replays_kept_set: whether the engine returns the tokens that each one was chosen among.
+
+    Returns:
+        One sentence each, in the order of the fields; empty where the objective is sound.
+
+    Example:
+        >>> print(conflicts(Objective(), group_size=1)[0])
+        group_size=1 with baseline=mean gives every answer the advantage 0: it is its own baseline. Set --group_size \
+to 2 or more.
+        >>> conflicts(Objective(), group_size=8)
+        []
+    """
     problems = [
         *_impossible_groups(objective, group_size),
         *_impossible_lengths(objective, max_new_tokens, budget_from_task),

@@ -1,9 +1,11 @@
 """An explanation as text for a terminal, as Markdown, or as LaTeX. Imports no torch."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
 from upweight.report.explain import Explanation
+from upweight.report.records import latex_number
 
 WIDTH = 100
 
@@ -66,21 +68,24 @@ def _lists(explanation: Explanation, names: Iterable[str]) -> Iterator[str]:
 
 
 def as_latex(explanation: Explanation) -> str:
-    """A fragment for a paper: the equations in an align environment, then the sentences. Needs amsmath."""
+    """A fragment for a paper: the equations in an align environment, then the sentences. Needs amsmath.
+
+    What contradicts is no part of a paper, and is left out; `upweight explain` ends with it on standard error.
+    """
     equations = [explanation.loss, *(formula for part in explanation.parts for formula in part.formulas)]
     lines = [rf"% {title(explanation)}", r"\begin{align}"]
     lines += [f"  {_aligned(formula.latex)}{_end(n, len(equations))}" for n, formula in enumerate(equations, 1)]
-    lines += [r"\end{align}", _escaped(LEGEND)]
+    lines += [r"\end{align}", _prose(LEGEND)]
     for part in explanation.parts:
-        lines += ["", rf"\paragraph{{{part.name[0].upper()}{part.name[1:]}.}}", *map(_escaped, part.says)]
+        lines += ["", rf"\paragraph{{{part.name[0].upper()}{part.name[1:]}.}}", *map(_prose, part.says)]
     for name, sentences in explanation.lists().items():
-        if sentences:
-            lines += ["", rf"\paragraph{{{_escaped(TITLES[name].capitalize())}.}}", *map(_escaped, sentences)]
+        if sentences and name != "contradictions":
+            lines += ["", rf"\paragraph{{{TITLES[name].capitalize()}.}}", *map(_prose, sentences)]
     return "\n".join(lines) + "\n"
 
 
 def _aligned(latex: str) -> str:
-    left, equals, right = latex.partition(" = ")
+    left, equals, right = re.sub(r"_\{(old|ref)\}", r"_{\\mathrm{\1}}", latex).partition(" = ")
     return f"{left} &= {right}" if equals else latex
 
 
@@ -93,10 +98,66 @@ _SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
+    "|": r"\textbar{}",
 }
+
+_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_SYMBOL = (
+    r"\bKL\(pi(?:_ref)? \|\| pi(?:_ref)?\)"
+    r"|(?:\blog )?\b(?:pi\(o_[a-z]\)|(?:pi_old|pi_ref|rho_t|[A-Za-z]_(?:max|[a-z])|pi|mu)\b)"
+    r"|\b[A-Z](?= [<>])"
+)
+_MATHS = "|".join(
+    (
+        rf"(?:{_SYMBOL})(?: (?:<=|>=|[<>=/]) (?:{_SYMBOL}|{_NUMBER})| (?:{_SYMBOL}))*",  # A_i < 0; s_i A_i / L_i
+        r"\+-\d+",
+        r"(?<![\w.])\d+(?:\.\d+)?e[+-]?\d+\b",
+        r"(?<![\w.)])-\d+(?:\.\d+)?",
+        r"\(G - 1\)/G",
+        r"\bn - \d+",
+        r"<=|>=|[<>]|\|\|",
+    )
+)
+_TOKEN = re.compile(rf"`(?P<code>[^`]*)`|(?P<flag>--(?=\w))|(?P<maths>{_MATHS})")
+"""What of a sentence is more than text: something to type, the start of a flag, or maths in ASCII."""
+
+_IN_MATHS = {
+    "KL": r"\mathrm{KL}",
+    "pi_old": r"\pi_{\mathrm{old}}",
+    "pi_ref": r"\pi_{\mathrm{ref}}",
+    "pi": r"\pi",
+    "mu": r"\mu",
+    "rho": r"\rho",
+    "log": r"\log",
+    "_max": r"_{\max}",
+    "<=": r"\leq",
+    ">=": r"\geq",
+    "||": r"\,\|\,",
+    "+-": r"\pm ",
+}
+_WORD_OF_MATHS = re.compile("|".join(map(re.escape, _IN_MATHS)) + r"|\d+(?:\.\d+)?e[+-]?\d+")
+
+
+def _prose(sentence: str) -> str:
+    """A sentence for LaTeX, its symbols, relations and numbers with an exponent in maths."""
+    done, at = "", 0
+    for token in _TOKEN.finditer(sentence):
+        done += _escaped(sentence[at : token.start()]) + _set(token)
+        at = token.end()
+    return done + _escaped(sentence[at:])
+
+
+def _set(token: re.Match[str]) -> str:
+    if token["maths"]:
+        return f"${_WORD_OF_MATHS.sub(_word_of_maths, token['maths'])}$"
+    if token["flag"]:
+        return "{-}{-}"  # two hyphens on end would become a dash
+    code = _escaped(token["code"]).replace("--", "{-}{-}")
+    return rf"\texttt{{{code}}}"
+
+
+def _word_of_maths(word: re.Match[str]) -> str:
+    return _IN_MATHS[word[0]] if word[0] in _IN_MATHS else latex_number(float(word[0]))
 
 
 def _escaped(sentence: str) -> str:
