@@ -25,6 +25,9 @@ from speed.workload import forward_flops, random_ids
 WIDTHS = {49152: 576, 151936: 896}
 """Vocabulary -> hidden size: SmolLM2-135M's and Qwen2.5-0.5B's."""
 
+PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Where memory is measured, glibc returns what is freed at once: the peak is then that of what is alive."""
+
 PARTS = ("head", "shared", "pass")
 
 HEAD = (
@@ -77,7 +80,7 @@ def head_case(made: Stage, dtype: str, of: str, vocabulary: int, tokens: int) ->
         apart = worker.ask({"do": "differences"}).said
     extra = {}
     for way in asks:
-        with made.side("side_head.py", **setup) as worker:
+        with made.side("side_head.py", variables=PLAIN_MEMORY, **setup) as worker:
             extra[way] = worker.ask({"do": "extra", "way": way}).said["bytes"]
     return shape | {
         "ours": Spread.of(seconds(turns["ours"])).record(),

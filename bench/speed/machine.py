@@ -1,5 +1,6 @@
 """What the machine is and does: its name, its matrix peak, the memory of processes. Imports torch only for the peak."""
 
+import ctypes
 import os
 import platform
 import time
@@ -78,6 +79,13 @@ def forget_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def give_back_free_memory() -> None:
+    """Let the allocator return what it keeps for later, where it can: else a peak is short of what fits in there."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def descendants(pid: int, parents: dict[int, int]) -> list[int]:

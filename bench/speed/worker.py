@@ -40,7 +40,7 @@ class Worker:
         Args:
             python: of the environment it runs in.
             script: a file beside this one.
-            setup: its first request, answered once everything is loaded.
+            setup: its first request, answered once everything is loaded; `variables` in it are its environment's too.
             threads: that it may compute with.
             own: keep PYTHONPATH, which names this checkout's packages; a peer takes its own.
 
@@ -57,7 +57,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env=environment(threads, own=own),
+            env=environment(threads, own=own) | setup.get("variables", {}),
         )
         try:
             self.ready = self.ask(setup).said

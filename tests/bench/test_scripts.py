@@ -56,7 +56,7 @@ def test_the_server_gives_the_log_probabilities_of_what_it_sampled_from() -> Non
     assert {"--model=folder", "--dtype=bfloat16", "--port=1234", "--max-num-seqs=64"} <= set(line)
 
 
-def test_quick_is_tiny_and_float32_whatever_else_is_asked_for() -> None:
+def test_quick_is_tiny_and_short_whatever_else_is_asked_for() -> None:
     made = parser("?")
     made.add_argument("--prompts", type=int, default=8)
     options = parsed(made, ["--quick", "--steps", "50"])
