@@ -103,7 +103,7 @@ def _compare(extracted: str, expected: Reading) -> tuple[bool, str] | Score:
     )
     if not given.undefined and same_kind and given.key == expected.key:
         return True, "the same text"
-    if _is_choice(expected) and (choice := _CHOICE.match(extracted)):
+    if _is_choice(expected) and (choice := _CHOICE.match(given.cleaned.text)):
         return (True, "the same choice") if choice[1] == expected.key.strip("()") else (False, "another choice")
     if given.undefined or given.too_large or expected.too_large:
         return False, given.why or expected.why

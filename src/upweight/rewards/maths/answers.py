@@ -149,6 +149,7 @@ _TARGET = re.compile(
 _MATRIX = re.compile(
     r"^\\begin\s*\{(?:[pbBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\s*\{[a-zA-Z]+\}$", re.DOTALL
 )
+_LETTER = re.compile(r"\s*(?:[a-zA-Z]|\\[a-zA-Z]+)\s*")
 _INFINITY = re.compile(r"^([+-]?)\s*(?:\\infty|infinity|infty|inf|oo)$")
 _PM = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _WORDY = re.compile(r"[^\W\d_]{2,}")
@@ -337,7 +338,7 @@ def _same(left: str, right: str) -> bool:
 
 def _interval(parts: list[str], kinds: list[str]) -> Union | None:
     """x > 2, 1 < x <= 3: the numbers a letter may be."""
-    letters = [i for i, part in enumerate(parts) if re.fullmatch(r"\s*(?:[a-zA-Z]|\\[a-zA-Z]+)\s*", part)]
+    letters = [i for i, part in enumerate(parts) if _LETTER.fullmatch(part) and not _INFINITY.match(part.strip())]
     turned = [_TURNED[kind] for kind in kinds]
     if len({turn for _, turn in turned}) > 1:
         return None

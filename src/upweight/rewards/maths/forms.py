@@ -175,24 +175,24 @@ def root(base: Form, by: Fraction, *, real: bool = False) -> Form:
             raise Undefined("a division by zero")
         return base
     if base.den != ONE:
-        if base.decidable and not any(a[0] in ("var", "i") for a in base.atoms):
-            return divide(root(Form(base.num, ONE), by), root(Form(base.den, ONE), by))
-        return Form({frozenset({(("power", base), by)}): Fraction(1)}, ONE)
+        return _opaque_root(base, by)
     if len(base.num) > 1:
         content = _content(base.num.values())
         inner = Form({m: c / content for m, c in base.num.items()}, ONE)
-        return multiply(_root_of_number(content, by), Form(_settle([({("power", inner): by}, Fraction(1))]), ONE))
+        return multiply(_root_of_number(content, by), _opaque_root(inner, by))
     ((monomial, factor),) = base.num.items()
     outer = _root_of_number(abs(factor), by)
-    if factor < 0:
-        outer = multiply(outer, _root_of_minus_one(by, real=real))
-    inside: dict[Atom, Fraction] = {}
-    for part, exponent in monomial:
-        if part[0] in ("prime", "const"):
-            inside[part] = exponent * by
-        else:
-            inside[("power", Form({frozenset({(part, exponent)}): Fraction(1)}, ONE))] = by
-    return multiply(outer, Form(_settle([(inside, Fraction(1))]), ONE))
+    positive = {part: exponent * by for part, exponent in monomial if part[0] in ("prime", "const")}
+    outer = multiply(outer, Form(_settle([(positive, Fraction(1))]), ONE))
+    rest = frozenset((part, exponent) for part, exponent in monomial if part[0] not in ("prime", "const"))
+    if rest:
+        # The root of a product is the product of the roots for positive factors only: sign and letters stay together.
+        return multiply(outer, _opaque_root(Form({rest: Fraction(1 if factor > 0 else -1)}, ONE), by))
+    return multiply(outer, _root_of_minus_one(by, real=real)) if factor < 0 else outer
+
+
+def _opaque_root(base: Form, by: Fraction) -> Form:
+    return Form(_settle([({("power", base): by}, Fraction(1))]), ONE)
 
 
 def same_value(a: Form, b: Form) -> bool | None:

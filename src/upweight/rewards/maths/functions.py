@@ -33,6 +33,20 @@ def literal(text: str) -> Form:
     return number(Fraction(digits))
 
 
+def repeating_decimal(whole: str, fixed: str, period: str) -> Form:
+    r"""0.\overline{3}: the digits in the period without end.
+
+    Example:
+        >>> repeating_decimal("0", "1", "6").rational
+        Fraction(1, 6)
+    """
+    if len(whole + fixed + period) > LONGEST_LITERAL:
+        raise TooLarge("a number of too many digits")
+    before = int((whole + fixed) or "0")
+    every = 10 ** len(fixed) * (10 ** len(period) - 1)
+    return number(Fraction(int(whole + fixed + period) - before, every))
+
+
 def constant(name: str) -> Form:
     """pi, e, i, or a letter."""
     if name == "i":

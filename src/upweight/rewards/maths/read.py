@@ -27,6 +27,7 @@ from upweight.rewards.maths.functions import (
     factorial,
     literal,
     logarithm,
+    repeating_decimal,
 )
 
 DEEPEST = 24
@@ -37,6 +38,7 @@ LARGEST_EXPONENT_LITERAL = 1_000
 
 _NUMBER = re.compile(r"(?:[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(?:\{,\}[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+")
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\overline\s*\{\s*([0-9]+)\s*\}")
 _E_NOTATION = re.compile(r"[eE]([+-]?[0-9]+)(?![0-9a-zA-Z.])")
 _MIXED = re.compile(r"\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])")
 _MIXED_FRAC = re.compile(r"\s*\\frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
@@ -230,6 +232,8 @@ class _Reader:
         raise Unreadable(f"{self.text[self.at : self.at + 20]!r} is not understood" if following else "it ends early")
 
     def _number(self) -> Form:
+        if repeating := self.take(_REPEATING):
+            return repeating_decimal(*repeating.groups())
         match = self.take(_NUMBER if self.thousands else _PLAIN_NUMBER)
         if match is None:
             raise Unreadable("a lone point")
