@@ -49,6 +49,14 @@ def test_no_case_takes_a_second(ours: Audit) -> None:
     assert max(ours.case_seconds) < 1.0, ours.slowest
 
 
+def test_the_policy_names_the_number_of_its_cases() -> None:
+    policy = Path(__file__).resolve().parents[2] / "docs" / "verifier.md"
+    count = len(read_cases())
+    text = policy.read_text(encoding="utf-8")
+    assert f"{count} of them" in text
+    assert f"right, of {count} | {count} |" in text
+
+
 def test_every_shipped_case_says_what_it_is_about_and_why() -> None:
     cases = read_cases()
     assert all(case.category and case.why for case in cases)
