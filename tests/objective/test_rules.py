@@ -126,7 +126,10 @@ def test_defaults_with_several_updates_leave_nothing_to_note() -> None:
         ({"masked_tokens": "valid"}, ["masked_tokens=valid has no effect"]),
         ({"kl_coef": 0.0, "kl_grad": "reverse"}, ["kl_grad=reverse has no effect", "kl_coef is 0"]),
         ({"kl_coef": 0.0, "kl_place": "reward"}, ["kl_place=reward has no effect"]),
-        ({"kl_place": "reward", "kl_estimator": "k2"}, ["kl_estimator=k2 has no effect", "sum of k1"]),
+        (
+            {"kl_place": "reward", "kl_estimator": "k2", "adv_norm": "none"},
+            ["kl_estimator=k2 has no effect", "sum of k1"],
+        ),
     ],
 )
 def test_a_note_says_what_has_no_effect_or_is_unusual(fields: dict[str, object], words: list[str]) -> None:
@@ -144,7 +147,7 @@ def test_an_uncapped_correction_does_not_read_the_cap() -> None:
 
 def test_bounds_do_nothing_with_a_single_update_per_batch() -> None:
     (note,) = notes(Objective(clip_high=0.28), updates_per_step=1)
-    assert note.startswith("clip=0.2, clip_high=0.28 have no effect")
+    assert note.startswith("clip=0.2, clip_high=0.28 have no effect on the gradient")
 
 
 def test_bounds_do_something_with_a_single_update_when_the_ratio_starts_from_the_sampler() -> None:

@@ -26,7 +26,7 @@ def listed(objective: Objective, name: str, preset: str = "", **run: int) -> str
     ("fields", "part", "words"),
     [
         ({}, "special cases", "stays in the denominators, and feels the KL"),
-        ({"kl_coef": 0.0}, "special cases", "teaches nothing and costs no pass"),
+        ({"kl_coef": 0.0}, "special cases", "teaches nothing and costs no backward pass"),
         ({"filter_groups": True}, "special cases", "out of the loss and out of the denominators"),
         ({"filter_groups": True, "resample": True}, "special cases", "Sampling goes on"),
         ({"kl_place": "reward"}, "special cases", "may have spread"),
@@ -45,7 +45,8 @@ def listed(objective: Objective, name: str, preset: str = "", **run: int) -> str
 )
 def test_special_cases_are_told_as_the_flags_have_them(fields: dict[str, object], part: str, words: str) -> None:
     assert words in said(Objective(**fields), part)  # type: ignore[arg-type]
-    assert words not in said(Objective(), part) or not fields
+    plain = Objective(filter_groups=True, kl_coef=0.0) if not fields else Objective()
+    assert words not in said(plain, part)
 
 
 def test_with_one_update_per_batch_the_ratio_is_said_to_be_1() -> None:
@@ -121,7 +122,8 @@ def test_every_remark_is_in_one_list() -> None:
 @pytest.fixture(params=sorted(PRESETS))
 def explanation(request: pytest.FixtureRequest) -> Explanation:
     name: str = request.param
-    return explain(preset(name), Run(), preset=name, contradictions=["50% of {it} is_wrong & #1."])
+    odd = ["50% of {it} is_wrong & #1."]
+    return explain(preset(name), Run(), preset=name, translation=odd, contradictions=odd)
 
 
 def test_the_text_fits_a_terminal_and_holds_every_sentence(explanation: Explanation) -> None:
@@ -131,7 +133,8 @@ def test_the_text_fits_a_terminal_and_holds_every_sentence(explanation: Explanat
     sentences = [sentence for part in explanation.parts for sentence in part.says]
     sentences += [sentence for sentences in explanation.lists().values() for sentence in sentences]
     assert [sentence for sentence in sentences if sentence not in flat] == []
-    assert f"arXiv {explanation.paper.arxiv}" in flat if explanation.paper else True
+    assert explanation.paper is not None
+    assert f"arXiv {explanation.paper.arxiv}" in flat
 
 
 def test_the_json_is_json_and_complete(explanation: Explanation) -> None:
@@ -154,3 +157,43 @@ def test_the_latex_has_its_special_characters_escaped_and_its_lines_aligned(expl
 
 def test_numbers_are_spelled_as_they_are_typed() -> None:
     assert [number(value) for value in (0.04, 1e-6, 3.0)] == ["0.04", "1e-06", "3"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "alike"),
+    [
+        ({}, ""),
+        ({"loss_agg": "seq-mean-token-mean"}, "These are grpo-paper's flags."),
+        ({"clip_high": 0.28, "filter_groups": True, "kl_coef": 0.0}, "but for resample=false (dapo: true)."),
+        ({"ratio_level": "sequence", "clip": 3e-4, "clip_high": 4e-4}, "(gspo: seq-mean-token-mean)"),
+    ],
+)
+def test_flags_that_are_another_presets_are_recognised(fields: dict[str, object], alike: str) -> None:
+    """Typed without a preset they would be held against the paper of the default alone."""
+    explanation = explain(Objective(**fields), Run(), preset="grpo")  # type: ignore[arg-type]
+    assert alike in explanation.alike
+    assert bool(explanation.alike) == bool(alike)
+    assert explanation.alike in re.sub(r"\s+", " ", as_text(explanation))
+
+
+def test_weights_over_kept_tokens_are_told_as_such() -> None:
+    objective = Objective(correction="mis", masked_tokens="valid", loss_agg="seq-mean-token-mean")
+    weight = next(part for part in explain(objective, Run()).parts if part.name == "weight")
+    assert weight.formulas[0].plain == "w_t = 1 / (N K_i)"
+    text = " ".join(weight.says)
+    assert "kept tokens" in text
+    assert "after one pass for pi_old" in text
+    assert "tokens that the correction drops" in text
+
+
+def test_a_kl_in_the_reward_that_is_divided_by_the_std_is_a_bias_said_at_the_start() -> None:
+    (remark,) = [r for r in remarks(Objective(kl_place="reward")) if "no fixed weight" in r.text]
+    assert remark.at_start
+    assert "no fixed weight" not in listed(Objective(kl_place="reward", adv_norm="none"), "biases")
+
+
+def test_where_pi_old_has_a_pass_of_its_own_the_ratio_is_1_up_to_rounding() -> None:
+    for fields in ({"kl_place": "reward"}, {"correction": "mis", "masked_tokens": "valid"}):
+        objective = Objective(**fields)  # type: ignore[arg-type]
+        assert "up to rounding" in said(objective, "ratio", Run())
+        assert "up to rounding 1" in " ".join(explain(objective, Run()).no_effect)

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from upweight.objective.presets import PRESETS
+from upweight.objective.presets import preset as preset_of
 from upweight.objective.spec import Objective
 
 
@@ -159,6 +161,11 @@ PAPERS: Mapping[str, Paper] = {
             "clip_high": None,
             "kl_coef": 0.0,
         },
+        leaves_open=(
+            "The paper trains the critic along with the policy and adds an entropy bonus (equation 9); here the "
+            "value loss is the caller's, and there is no bonus.",
+            "The paper takes gamma and lambda below 1; here gamma is 1 and gae_lambda={gae_lambda:g}.",
+        ),
     ),
 }
 """Preset -> its paper."""
@@ -166,7 +173,7 @@ PAPERS: Mapping[str, Paper] = {
 _OF_THE_KL = ("kl_estimator", "kl_grad", "kl_place")
 
 
-def differences(objective: Objective, preset: str) -> list[str]:
+def differences(objective: Objective, preset: str) -> list[tuple[str, str]]:
     """Where an objective is not what the paper prints that its preset is named after.
 
     Args:
@@ -174,37 +181,70 @@ def differences(objective: Objective, preset: str) -> list[str]:
         preset: a row of the preset table.
 
     Returns:
-        One sentence for each choice that differs, then what the paper leaves open; empty for an unknown preset.
+        A field and a sentence for each choice that differs, then "" and a sentence for each that the paper leaves open;
+        empty for an unknown preset.
 
     Example:
-        >>> print(differences(Objective(), "grpo")[0])
-        loss_agg is token-mean; the paper has seq-mean-token-mean.
+        >>> differences(Objective(), "grpo")[0]
+        ('loss_agg', 'loss_agg is token-mean; the paper has seq-mean-token-mean.')
     """
     paper = PAPERS.get(preset)
     if paper is None:
         return []
-    buffer = objective.overlong_buffer
-    punishes = preset == "dapo" if buffer is None else buffer > 0
     chosen = {**dataclasses.asdict(objective), "clip_high": objective.bounds[1] - 1}
     open_choices = [text for text in paper.leaves_open if text is not _STD or objective.adv_norm != "none"]
-    return [*_other_choices(objective, paper, punishes), *(text.format(**chosen) for text in open_choices)]
+    return [
+        *_other_choices(objective, paper, punishes_length(objective, preset)),
+        *(("", text.format(**chosen)) for text in open_choices),
+    ]
 
 
-def _other_choices(objective: Objective, paper: Paper, punishes: bool) -> Iterator[str]:
+def punishes_length(objective: Objective, preset: str) -> bool:
+    """Whether there is an overlong penalty; without a number, dapo's follows the budget."""
+    return preset == "dapo" if objective.overlong_buffer is None else objective.overlong_buffer > 0
+
+
+def alike(objective: Objective, preset: str) -> str:
+    """Which other row of the preset table somebody has typed, nearly or wholly; "" where there is none.
+
+    Example:
+        >>> alike(Objective(adv_norm="none", loss_agg="seq-mean-token-sum-norm"), "grpo")
+        "These are dr-grpo's flags but for kl_coef=0.04 (dr-grpo: 0)."
+    """
+    distance = {name: _apart(objective, name) for name in PRESETS}
+    nearest = min(distance, key=lambda name: len(distance[name]))
+    apart = distance[nearest]
+    if len(apart) > 2 or len(apart) >= len(distance.get(preset, PRESETS)):
+        return ""
+    row = preset_of(nearest)
+    but = ", ".join(f"{f}={_shown(getattr(objective, f))} ({nearest}: {_shown(getattr(row, f))})" for f in apart)
+    return f"These are {nearest}'s flags" + (f" but for {but}." if apart else ".")
+
+
+def _apart(objective: Objective, name: str) -> list[str]:
+    """Fields in which an objective differs from a row; no buffer and a buffer of 0 are the same."""
+    row = preset_of(name)
+    values = ((f.name, getattr(objective, f.name), getattr(row, f.name)) for f in dataclasses.fields(Objective))
+    return [
+        f for f, ours, theirs in values if ours != theirs and not (f == "overlong_buffer" and not ours and not theirs)
+    ]
+
+
+def _other_choices(objective: Objective, paper: Paper, punishes: bool) -> Iterator[tuple[str, str]]:
     unread = {*(_OF_THE_KL if objective.kl_coef == 0 else ()), *(("adv_norm",) * (objective.baseline == "critic"))}
     for name, theirs in paper.choices.items():
         ours = getattr(objective, name)
         if name == "overlong_buffer":
             if theirs is None and not punishes:
-                yield "overlong_buffer is off; the paper punishes answers that come near the budget."
+                yield name, "overlong_buffer is off; the paper punishes answers that come near the budget."
             elif theirs == 0 and punishes:
-                yield f"overlong_buffer is {ours}; the paper has no such penalty."
+                yield name, f"overlong_buffer is {ours}; the paper has no such penalty."
         elif name == "clip_high":
             if (objective.clip if ours is None else ours) != (objective.clip if theirs is None else theirs):
                 wanted = "the same bound on both sides" if theirs is None else f"{theirs:g}"
-                yield f"clip_high is {_shown(ours)}; the paper has {wanted}."
+                yield name, f"clip_high is {_shown(ours)}; the paper has {wanted}."
         elif name not in unread and ours != theirs:
-            yield f"{name} is {_shown(ours)}; the paper has {_shown(theirs)}."
+            yield name, f"{name} is {_shown(ours)}; the paper has {_shown(theirs)}."
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from upweight.objective.papers import differences
+from upweight.objective.papers import differences, punishes_length
 from upweight.objective.spec import Objective
 
 
@@ -42,14 +42,14 @@ def remarks(
         Choices without effect, then biases, then differences from the paper; empty where there is nothing to say.
         A choice without effect is named only where it differs from its default.
     """
-    moves = updates_per_step > 1 or objective.old_logprobs == "sampler"
+    moves = objective.ratio_moves(updates_per_step)
     return [
         *_without_effect(objective, moves, group_size),
         *_biases_of_averages(objective, group_size),
         *_biases_of_ratios(objective, moves),
         *_biases_of_corrections(objective),
         *_biases_of_the_kl(objective),
-        *_biases_of_selection(objective),
+        *_biases_of_selection(objective, preset),
         *_differences(objective, preset),
     ]
 
@@ -71,6 +71,7 @@ def notes(
 def _without_effect(o: Objective, moves: bool, group_size: int | None) -> Iterator[Remark]:
     for names, idle, because in (
         (("adv_ddof", "adv_eps"), o.adv_norm == "none", "adv_norm is none"),
+        (("adv_norm", "adv_ddof", "adv_eps"), o.baseline == "critic", "baseline is critic"),
         (("gae_lambda",), o.baseline != "critic", "there is no critic"),
         (("clip", "clip_high"), o.surrogate == "none", "surrogate is none"),
         (("dual_clip",), o.surrogate != "clip", f"surrogate is {o.surrogate}"),
@@ -88,19 +89,34 @@ def _without_effect(o: Objective, moves: bool, group_size: int | None) -> Iterat
             value = getattr(o, name)
             if value != getattr(Objective(), name):
                 yield _no_effect(f"{name}={value} has no effect: {because}.")
-    if o.surrogate != "none" and not moves:
+    if not moves and (still := list(_idle_at_a_ratio_of_1(o))):
+        about = "up to rounding" if o.asks_for_old_logprobs else "exactly"
+        yield _no_effect(
+            f"{', '.join(still)} {'have' if len(still) > 1 else 'has'} no effect on the gradient: with a single update "
+            f"per batch every ratio is {about} 1. This matters with minibatches or epochs_per_batch above 1."
+        )
+    others = math.inf if group_size is None else group_size - 1
+    if o.adv_norm == "std" and o.baseline == "leave-one-out" and others <= max(1, o.adv_ddof):
+        yield _no_effect(
+            f"adv_norm=std has no effect with baseline=leave-one-out, group_size={group_size} and "
+            f"adv_ddof={o.adv_ddof}: there are too few other answers for a std."
+        )
+
+
+def _idle_at_a_ratio_of_1(o: Objective) -> Iterator[str]:
+    """Choices that do nothing to the gradient where every ratio is 1, as the flags spell them."""
+    if o.surrogate != "none":
         high = o.clip if o.clip_high is None else o.clip_high
-        yield _no_effect(
-            f"clip={o.clip:g}, clip_high={high:g} have no effect: with a single update per batch every ratio is "
-            "exactly 1. They matter with minibatches or epochs_per_batch above 1."
-        )
+        yield f"clip={o.clip:g}"
+        yield f"clip_high={high:g}"
         if o.surrogate == "clip" and o.dual_clip is not None:
-            yield _no_effect(f"dual_clip={o.dual_clip:g} has no effect, for the same reason.")
-    if o.adv_norm == "std" and o.baseline == "leave-one-out" and group_size == 2:
-        yield _no_effect(
-            "adv_norm=std has no effect with baseline=leave-one-out and group_size=2: there is one other answer, whose "
-            "std is 0."
-        )
+            yield f"dual_clip={o.dual_clip:g}"
+    # Under a sequence ratio a token's gradient has the mean of its answer's corrections, under CISPO its own.
+    averaged = o.ratio_level == "sequence" and o.correction != "none" and o.correction_level == "token"
+    if o.ratio_level == "sequence" and (not averaged or o.surrogate == "cispo"):
+        yield "ratio_level=sequence"
+    if o.surrogate == "none" or (o.surrogate == "cispo" and not averaged):
+        yield f"surrogate={o.surrogate}"
 
 
 def _no_effect(text: str) -> Remark:
@@ -140,7 +156,12 @@ def _biases_of_averages(o: Objective, group_size: int | None) -> Iterator[Remark
         )
     if o.adv_norm == "batch":
         yield _bias("Difficulty: none between the groups of a step; the step's std scales all of them alike.")
-    if o.baseline == "mean" and o.adv_norm == "none":
+    if o.baseline == "leave-one-out" and o.adv_norm == "std":
+        yield _bias(
+            "Baseline: every answer is divided by the std of the others, so a group's advantages do not add up to 0. "
+            "An answer that is right or wrong alone has others without spread, and is not scaled at all."
+        )
+    if o.baseline == "mean" and o.adv_norm != "std":
         factor = "" if group_size is None else f" ({(group_size - 1) / group_size:g} with group_size={group_size})"
         yield _bias(
             "Baseline: an answer's own reward is in its group's mean, which shrinks the expected gradient by "
@@ -166,7 +187,7 @@ def _lone_answer(o: Objective, group_size: int | None) -> str:
 
 
 def _biases_of_ratios(o: Objective, moves: bool) -> Iterator[Remark]:
-    if o.ratio_level == "sequence":
+    if moves and o.ratio_level == "sequence":
         yield _bias(
             "Ratio: the geometric mean over the tokens is no importance weight - that is their product - so "
             "expectations under the new policy are not kept; what it buys is a spread that does not grow with the "
@@ -183,10 +204,23 @@ def _biases_of_ratios(o: Objective, moves: bool) -> Iterator[Remark]:
             "Ratio: a ratio per token takes the tokens before it as given, so that they came from pi_old is not "
             "corrected for; the error grows with the distance from pi_old."
         )
+    if o.ratio_level == "sequence" and o.correction != "none" and o.correction_level == "token":
+        yield _bias(
+            "Correction: under a sequence ratio the gradient of every token of an answer has the mean of the answer's "
+            "corrections; a token that is dropped still moves it, through the ratio.",
+            at_start=True,
+        )
     if moves and o.surrogate == "clip":
         yield _bias("Clip: tokens beyond the bound lose their gradient, which holds the policy near pi_old.")
     if moves and o.surrogate == "cispo":
         yield _bias("Clip: a cut-down weight is smaller than the importance weight; no token loses its gradient.")
+
+
+_CUT = {
+    "is": "",
+    "tis": ": ever more of the weights are cut off at the cap, and the others go to 0",
+    "mis": ": ever more answers are dropped, and the weights of the others go to 0",
+}
 
 
 def _biases_of_corrections(o: Objective) -> Iterator[Remark]:
@@ -200,8 +234,8 @@ def _biases_of_corrections(o: Objective) -> Iterator[Remark]:
         )
     elif o.correction_level == "sequence":
         yield _bias(
-            f"correction={o.correction} with correction_level=sequence multiplies the ratios of all tokens: its "
-            "spread grows exponentially with the length of the answer.",
+            f"correction={o.correction} with correction_level=sequence multiplies the ratios of all tokens, whose "
+            f"spread grows exponentially with the length of the answer{_CUT[o.correction]}.",
             at_start=True,
         )
     else:
@@ -216,7 +250,16 @@ def _biases_of_corrections(o: Objective) -> Iterator[Remark]:
 
 
 def _biases_of_the_kl(o: Objective) -> Iterator[Remark]:
-    if o.kl_coef == 0 or o.kl_place == "reward":
+    if o.kl_coef == 0:
+        return
+    if o.kl_place == "reward":
+        if o.adv_norm != "none" and o.baseline != "critic":
+            yield _bias(
+                f"kl_place=reward with adv_norm={o.adv_norm}: the KL is divided by the std with everything else, so "
+                "kl_coef is no fixed weight. In a group that is all right or all wrong the KL alone makes advantages "
+                "of size 1, however small kl_coef is. adv_norm=none keeps it in proportion.",
+                at_start=o.adv_norm == "std",
+            )
         return
     if o.kl_grad == "naive" and o.kl_estimator == "k3":
         yield _bias(
@@ -236,7 +279,7 @@ def _biases_of_the_kl(o: Objective) -> Iterator[Remark]:
     )
 
 
-def _biases_of_selection(o: Objective) -> Iterator[Remark]:
+def _biases_of_selection(o: Objective, preset: str) -> Iterator[Remark]:
     if o.filter_groups:
         yield _bias(
             "Selection: prompts that the policy always or never answers drop out, so the objective is that of the "
@@ -244,17 +287,18 @@ def _biases_of_selection(o: Objective) -> Iterator[Remark]:
         )
     if o.truncated == "mask":
         yield _bias("Selection: an answer that used up its budget teaches nothing, not even to be shorter.")
-        if (o.overlong_buffer or 0) > 0:
+        if punishes_length(o, preset):
+            which = "preset=dapo" if o.overlong_buffer is None else f"overlong_buffer={o.overlong_buffer}"
             yield _bias(
-                f"overlong_buffer={o.overlong_buffer} with truncated=mask: answers that used up the budget are taken "
-                "out, so the penalty falls on those that ended within the buffer only.",
+                f"{which} with truncated=mask: answers that used up the budget are taken out, so the overlong penalty "
+                "falls on those that ended within the buffer only.",
                 at_start=True,
             )
 
 
 def _differences(o: Objective, preset: str) -> Iterator[Remark]:
-    for sentence in differences(o, preset):
-        if preset == "dapo" and sentence.startswith("loss_agg is token-mean"):  # what nearly everybody calls DAPO
+    for field, sentence in differences(o, preset):
+        if preset == "dapo" and field == "loss_agg" and o.loss_agg == "token-mean":  # what nearly everybody calls DAPO
             yield Remark(
                 kind="paper",
                 text="preset=dapo averages over the tokens of the whole batch. The paper's formula averages over the "

@@ -106,3 +106,13 @@ class Objective:
     def needs_reference(self) -> bool:
         """Whether a reference model has to be loaded."""
         return self.kl_coef > 0
+
+    @property
+    def asks_for_old_logprobs(self) -> bool:
+        """Whether log pi_old is needed before the first update's own pass, so that a pass is made for it."""
+        kl_in_reward = self.needs_reference and self.kl_place == "reward"
+        return kl_in_reward or (self.correction == "mis" and self.masked_tokens == "valid")
+
+    def ratio_moves(self, updates_per_step: int) -> bool:
+        """Whether an importance ratio of a batch can differ from 1, but for rounding."""
+        return updates_per_step > 1 or self.old_logprobs == "sampler"

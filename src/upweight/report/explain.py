@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from upweight.objective.papers import PAPERS, Paper
+from upweight.objective.papers import PAPERS, Paper, alike
 from upweight.objective.remarks import remarks
 from upweight.objective.spec import Objective
 from upweight.report import parts, parts_of_policies
@@ -24,6 +24,9 @@ class Explanation:
 
     paper: Paper | None
     """The paper the preset is named after."""
+
+    alike: str
+    """Which other preset's flags these nearly are; "" for none."""
 
     loss: Formula
     """L, minimised."""
@@ -54,6 +57,7 @@ class Explanation:
         return {
             "name": self.name,
             "paper": self.paper and {"title": self.paper.title, "arxiv": self.paper.arxiv, "where": self.paper.where},
+            "alike": self.alike,
             "flags": dataclasses.asdict(self.objective),
             "loss": dataclasses.asdict(self.loss),
             "parts": {
@@ -94,6 +98,9 @@ def explain(
         unmatched: which of those cannot be matched.
         contradictions: why training refuses it.
 
+    Returns:
+        Its parts in the order in which they are made, and the lists of what is worth knowing.
+
     Example:
         >>> explain(Objective(kl_coef=0.0), Run(), preset="grpo").loss.plain
         'L = - sum_t w_t f_t'
@@ -104,6 +111,7 @@ def explain(
         name=name or preset,
         objective=objective,
         paper=PAPERS.get(preset),
+        alike=alike(objective, preset) if preset else "",
         loss=_loss(objective),
         parts=tuple(
             make(objective, run)

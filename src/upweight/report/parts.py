@@ -30,6 +30,8 @@ def reward(o: Objective, run: Run) -> Part:
         plain += f" - {number(o.kl_coef)} sum_{{t in i}} log(pi_old(o_t) / pi_ref(o_t))"
         latex += rf" - {latex_number(o.kl_coef)} \sum_{{t \in i}} \log\frac{{\pi_{{old}}(o_t)}}{{\pi_{{ref}}(o_t)}}"
         says.append("The sum is k1 over the answer's tokens, a number without a gradient: see KL.")
+        if o.filter_groups or o.truncated == "mask":
+            says.append("Answers that are taken out of the loss have no KL subtracted.")
     return Part(
         name="reward",
         formulas=(math(plain, latex), *more),
@@ -127,51 +129,59 @@ def _critic(o: Objective) -> Part:
 
 def weight(o: Objective, run: Run) -> Part:
     """A token's coefficient, and what its denominator counts."""
+    valid = o.correction == "mis" and o.masked_tokens == "valid"
+    size, tokens = ("K", "kept tokens") if valid else ("L", "trainable tokens")
     formula, counted = {
         "token-mean": (
-            math("w_t = 1 / sum_j L_j", r"w_t = \frac{1}{\sum_j L_j}"),
-            "all trainable tokens of the update",
+            math(f"w_t = 1 / sum_j {size}_j", rf"w_t = \frac{{1}}{{\sum_j {size}_j}}"),
+            f"all {tokens} of the update",
         ),
         "seq-mean-token-mean": (
-            math("w_t = 1 / (N L_i)", r"w_t = \frac{1}{N\, L_i}"),
-            "the N answers of the update, and within an answer its trainable tokens",
+            math(f"w_t = 1 / (N {size}_i)", rf"w_t = \frac{{1}}{{N\, {size}_i}}"),
+            f"the N answers of the update, and within an answer its {tokens}",
         ),
         "seq-mean-token-sum-norm": (
             math(f"w_t = 1 / (N {_budget(run).plain})", rf"w_t = \frac{{1}}{{N\, {_budget(run).latex}}}"),
             "the N answers of the update, and a constant, the generation budget in tokens",
         ),
         "group-mean-token-mean": (
-            math("w_t = 1 / (P sum_{j in g} L_j)", r"w_t = \frac{1}{P \sum_{j \in g} L_j}"),
-            "the P groups of the update, and within a group its trainable tokens",
+            math(f"w_t = 1 / (P sum_{{j in g}} {size}_j)", rf"w_t = \frac{{1}}{{P \sum_{{j \in g}} {size}_j}}"),
+            f"the P groups of the update, and within a group its {tokens}",
         ),
     }[o.loss_agg]
+    when = "after one pass for pi_old and before the first update" if valid else "before any forward pass"
+    kept = ("K_j are the trainable tokens of answer j that the correction keeps; a dropped one has w_t = 0.",)
     return Part(
         name="weight",
         formulas=(formula,),
         says=(
             f"The denominator counts {counted}.",
-            f"An update is {_of_a_batch(run)}: w is made once, over everything that feeds it - all micro-batches, all "
-            "ranks - before any forward pass. So the gradient does not depend on how the batch is cut.",
-            *_not_counted(o),
+            *(kept if valid else ()),
+            f"An update is {_of_a_batch(run)}. w is made over everything that feeds it, all micro-batches and all "
+            f"ranks, {when}: so the gradient does not depend on how the batch is cut.",
+            *_not_counted(o, valid),
         ),
         facts={"mode": o.loss_agg, "denominator": counted},
     )
 
 
 def _of_a_batch(run: Run) -> str:
-    part = (
-        "the whole batch" if run.minibatches == 1 else f"one of {run.minibatches} parts of the batch, split by prompt"
-    )
-    return part if run.epochs_per_batch == 1 else f"{part}, {run.epochs_per_batch} times over"
+    if run.minibatches == 1:
+        part = "the whole batch"
+    else:
+        part = f"one of {run.minibatches} parts of the batch, split by prompt"
+    return part if run.epochs_per_batch == 1 else f"{part}; each is gone through {run.epochs_per_batch} times"
 
 
-def _not_counted(o: Objective) -> Iterator[str]:
+def _not_counted(o: Objective, valid: bool) -> Iterator[str]:
     out = ["answers without a score"]
     if o.filter_groups:
         out.append("groups without spread")
     if o.truncated == "mask":
         out.append("answers that used up their budget")
-    yield f"Not counted: {', '.join(out)}; and answers or groups without any trainable token."
+    if valid:
+        out.append("tokens that the correction drops")
+    yield f"Not counted: {', '.join(out)}; and answers or groups without any counted token."
 
 
 def ratio(o: Objective, run: Run) -> Part:
@@ -200,7 +210,7 @@ def ratio(o: Objective, run: Run) -> Part:
             "level": o.ratio_level,
             "low": None if o.surrogate == "none" else low,
             "high": None if o.surrogate == "none" else high,
-            "always_1": not run.moves(o),
+            "always_1": not o.ratio_moves(run.updates),
             "pi_old": "sampler" if o.old_logprobs == "sampler" else "trainer",
         },
     )
@@ -209,6 +219,8 @@ def ratio(o: Objective, run: Run) -> Part:
 def _old_policy(o: Objective, run: Run) -> str:
     if o.old_logprobs == "sampler":
         return "pi_old is the sampler's own log-probabilities: its difference from the trainer's is in the ratio."
+    if run.updates == 1 and o.asks_for_old_logprobs:
+        return "pi_old is a pass before the update: with one update per batch the ratio is 1 up to rounding."
     if run.updates == 1:
         return "pi_old is the pass's own log-probabilities, detached: with one update per batch the ratio is exactly 1."
     return "pi_old is the trainer's own forward pass before the first update, not what the sampler reported."
@@ -273,12 +285,14 @@ def _on_surrogates(o: Objective) -> Iterator[str]:
     else:
         yield f"The gradient of f is {rho} {value} times that of log pi(o_t)."
     if o.surrogate == "none":
-        yield "It stops nowhere."
+        yield "It stops nowhere but at the clamp of the log-ratio."
         return
+    other = "" if o.dual_clip is not None else " On the other side nothing stops it."
+    never = " The lower bound is never met, as no ratio is below 0." if float(low) <= 0 else ""
+    whole = "whole answer" if o.ratio_level == "sequence" else "token"
     yield (
-        f"It stops, for the {'whole answer' if o.ratio_level == 'sequence' else 'token'}, where {value} > 0 and "
-        f"{rho} > {high}, or {value} < 0 and {rho} < {low}: past the bound on the side it is pushed to. On the other "
-        f"side nothing stops it."
+        f"It stops, for the {whole}, where {value} > 0 and {rho} > {high}, or {value} < 0 and {rho} < {low}: past the "
+        f"bound on the side it is pushed to.{other}{never}"
     )
     if o.dual_clip is not None:
         yield f"Dual clip: it stops as well where {value} < 0 and {rho} > {number(o.dual_clip)} (arXiv 1912.09729)."

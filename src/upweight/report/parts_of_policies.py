@@ -34,7 +34,8 @@ def kl(o: Objective, run: Run) -> Part:
             says=(
                 f"In the reward: {beta} times the sum of k1 over the answer's tokens is subtracted, after filtering "
                 f"and before {'the critic' if o.baseline == 'critic' else 'the group statistics'}.",
-                f"Through the advantage, the policy gradient descends the {REVERSE} of whole answers.",
+                f"Through the advantage, the policy gradient descends the {REVERSE} of whole answers, up to what the "
+                "advantage divides by and to the token weights.",
             ),
             facts={"place": "reward", "estimator": "k1", "coefficient": o.kl_coef, "descends": f"{REVERSE} of answers"},
         )
@@ -72,10 +73,12 @@ def _on_kl(o: Objective, run: Run, descends: str) -> Iterator[str]:
         else "multiplied by the token's ratio, unclipped, and differentiated with it"
     )
     yield f"{o.kl_estimator}, in the loss, {how}."
-    yield f"Its expected gradient descends the {descends}, at each position with the prefix held fixed."
+    exact = o.correction == "none" or (o.correction == "is" and o.correction_level != "geometric")
+    but = "" if exact or o.kl_grad == "naive" else ", up to the correction's own bias"
+    yield f"Its expected gradient descends the {descends}, at each position with the prefix held fixed{but}."
     if o.kl_estimator == "k3":
         yield "log r_t is clamped to at most 20, as a whole: beyond it the term stops growing, and pulling."
-    if o.kl_grad == "naive" and (run.moves(o) or o.correction != "none"):
+    if o.kl_grad == "naive" and (o.ratio_moves(run.updates) or o.correction != "none"):
         yield "That holds for tokens sampled from pi; nothing corrects this term for their coming from pi_old or mu."
     if o.correction == "mis":
         yield "A token that the correction drops contributes no KL."
@@ -133,6 +136,8 @@ def _on_corrections(o: Objective) -> Iterator[str]:
             else "leaves the denominator: w is made over the rest"
         )
         yield f"A dropped token contributes neither surrogate nor KL, and {denominator}."
+        if o.ratio_level == "sequence" and o.correction_level == "token":
+            yield "Its log-probability still moves the answer's ratio, and so has a gradient through the other tokens."
     yield "A token that the sampler did not score counts as if mu agreed with pi_old."
 
 
@@ -144,7 +149,7 @@ def left_out(o: Objective, run: Run) -> Part:
             *_groups(o, run),
             f"A truncated answer (it used up its budget): {_truncated(o, run)}",
             "An answer that could not be judged: out of its group's mean and std, out of the loss, out of the "
-            "denominators, and counted; never scored 0.",
+            "denominators; reported as `unscored`, never scored 0.",
         ),
         facts={"filter_groups": o.filter_groups, "resample": o.resample, "truncated": o.truncated},
     )
@@ -163,7 +168,7 @@ def _groups(o: Objective, run: Run) -> Iterator[str]:
         return
     if not o.filter_groups:
         feels = o.kl_coef > 0 and o.kl_place == "loss"
-        what = "feels the KL" if feels else "teaches nothing and costs no pass"
+        what = "feels the KL" if feels else "teaches nothing and costs no backward pass"
         yield f"A group without spread in R: its advantages are exactly 0; it stays in the denominators, and {what}."
         if _punishes(o, run) or (o.kl_coef > 0 and o.kl_place == "reward"):
             yield "R is the shaped reward, so a group that is all right or all wrong may have spread."

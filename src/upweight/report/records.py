@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from upweight.objective.spec import Objective
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
@@ -38,10 +36,6 @@ class Run:
     def updates(self) -> int:
         """Optimiser updates per batch."""
         return self.minibatches * self.epochs_per_batch
-
-    def moves(self, objective: Objective) -> bool:
-        """Whether any ratio of the batch can differ from 1."""
-        return self.updates > 1 or objective.old_logprobs == "sampler"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -153,11 +153,7 @@ def _with_logprobs(batch: Batch, learner: Learner) -> Batch:
     elif objective.old_logprobs == "sampler":  # the trainer's own for tokens that the sampler did not score
         own = _frozen_logprobs(learner.policy, batch, args)
         batch = dataclasses.replace(batch, old_logprobs=torch.where(unscored, own, batch.sampler_logprobs))
-    elif (
-        args.minibatches * args.epochs_per_batch > 1
-        or (objective.correction == "mis" and objective.masked_tokens == "valid")
-        or (objective.needs_reference and objective.kl_place == "reward")
-    ):
+    elif args.minibatches * args.epochs_per_batch > 1 or objective.asks_for_old_logprobs:
         batch = dataclasses.replace(batch, old_logprobs=_frozen_logprobs(learner.policy, batch, args))
     if learner.reference is not None:
         batch = dataclasses.replace(batch, ref_logprobs=_frozen_logprobs(learner.reference, batch, args))
