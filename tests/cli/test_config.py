@@ -45,6 +45,7 @@ def test_an_empty_file_sets_nothing(name: str, tmp_path: Path) -> None:
         ("a.toml", "[objective]\nseed = 1\n", ["'seed' is not a flag of the objective"]),
         ("a.toml", "objective = 3\n", ["'objective' is a table", "int"]),
         ("a.toml", "dry_run = true\n", ["'dry_run' is not a flag"]),
+        ("a.toml", 'like = "trl"\n', ["--like is given on the command line", "Take 'like' out."]),
         ("a.toml", 'clip = "wide"\n', ["'clip' must be a number. Got 'wide' instead."]),
         ("a.toml", 'dual_clip = "wide"\n', ["'dual_clip' must be a number, or none. Got 'wide' instead."]),
         ("a.toml", 'clip = "none"\n', ["'clip' must be a number. Got 'none' instead."]),

@@ -10,7 +10,7 @@ from upweight.objective.remarks import remarks
 from upweight.objective.spec import Objective
 from upweight.report.explain import Explanation, explain
 from upweight.report.records import Run, number
-from upweight.report.render import WIDTH, as_latex, as_text
+from upweight.report.render import WIDTH, as_text
 
 
 def said(objective: Objective, part: str, run: Run | None = None) -> str:
@@ -143,16 +143,6 @@ def test_the_json_is_json_and_complete(explanation: Explanation) -> None:
     assert list(content["parts"]) == [part.name for part in explanation.parts]
     assert content["parts"]["ratio"]["facts"]["low"] == explanation.objective.bounds[0]
     assert content["contradictions"] == ["50% of {it} is_wrong & #1."]
-
-
-def test_the_latex_has_its_special_characters_escaped_and_its_lines_aligned(explanation: Explanation) -> None:
-    latex = as_latex(explanation)
-    assert r"50\% of \{it\} is\_wrong \& \#1." in latex
-    body = latex.partition(r"\begin{align}")[2].partition(r"\end{align}")[0].strip().splitlines()
-    assert all("&=" in line for line in body)
-    assert [line.endswith(r"\\") for line in body] == [True] * (len(body) - 1) + [False]
-    prose = latex.partition(r"\end{align}")[2]
-    assert re.findall(r"(?<!\\)[%&#_]", re.sub(r"\$.\$", "", prose)) == []
 
 
 def test_numbers_are_spelled_as_they_are_typed() -> None:

@@ -1,6 +1,7 @@
 """A choice is said to have no effect exactly where the gradient is the same without it."""
 
 import dataclasses
+import functools
 import itertools
 import re
 from typing import Any
@@ -35,7 +36,8 @@ def noise(seed: int) -> Tensor:
     return torch.randn(len(SEQ_ID), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def gradient(objective: Objective, seed: int, *, moves: bool) -> Tensor:
+@functools.cache
+def gradient(objective: Objective, seed: int, moves: bool) -> Tensor:
     old = -1.5 + 0.3 * noise(seed)
     apart = 0.9 * noise(seed + 1) + 0.7 * noise(seed + 4)[SEQ_ID]  # answers as a whole as well
     live = (old + apart if moves else old.clone()).requires_grad_()
@@ -74,15 +76,15 @@ AXES: dict[str, tuple[object, ...]] = {
 def test_a_choice_without_effect_is_named_and_no_other(field: str, moves: bool) -> None:
     checked: list[bool] = []
     wrong: list[tuple[dict[str, Any], str, list[str]]] = []
-    for values in itertools.product(*AXES.values()):
+    for values in itertools.islice(itertools.product(*AXES.values()), None, None, 5):  # 5 divides no axis: all pairs
         chosen: dict[str, Any] = dict(zip(AXES, values, strict=True))
         objective = Objective(**{**chosen, "correction_cap": 1.1, "clip": 0.1, "clip_high": 0.15})
         other = dataclasses.replace(objective, **{field: OTHERS[field]})  # type: ignore[arg-type]
         if getattr(objective, field) in (getattr(other, field), getattr(Objective(), field)):
             continue
         same = all(
-            torch.allclose(gradient(objective, seed, moves=moves), gradient(other, seed, moves=moves), atol=1e-12)
-            for seed in range(10, 90, 10)
+            torch.allclose(gradient(objective, seed, moves), gradient(other, seed, moves), atol=1e-12)
+            for seed in range(10, 50, 10)
         )
         texts = [r.text for r in remarks(objective, updates_per_step=2 if moves else 1) if r.kind == "no effect"]
         named = any(re.search(rf"\b{field}=[^:]*ha(s|ve) no effect", text) for text in texts)

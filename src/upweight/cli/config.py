@@ -46,6 +46,8 @@ def read_config(path: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, value in _flatten(_parse(path), path):
         name = key.replace("-", "_")
+        if name == "like":
+            raise UsageError(f"{path}: --like is given on the command line, and not in a file. Take '{key}' out.")
         if name not in FLAG_TYPES:
             raise UsageError(
                 f"{path}: '{key}' is not a flag of upweight train. {did_you_mean(name, tuple(FLAG_TYPES))}"

@@ -33,7 +33,7 @@ def remarks(
     """Everything that is worth knowing about an objective.
 
     Args:
-        objective: the choices; one that `contradictions` accepts.
+        objective: the choices; one that `rules` does not refuse.
         updates_per_step: optimiser updates made on one batch, minibatches x epochs_per_batch.
         group_size: G, answers per prompt; None where it is not known.
         preset: the row of the preset table the objective started from; "" where there is none.

@@ -42,6 +42,7 @@ def title(explanation: Explanation) -> str:
 
 def _text(explanation: Explanation) -> Iterator[str]:
     yield from textwrap.wrap(title(explanation), WIDTH)
+    yield from textwrap.wrap(explanation.alike, WIDTH)
     yield ""
     yield f"    {explanation.loss.plain}"
     yield ""
