@@ -18,7 +18,9 @@ from upweight.train.args import TrainArgs
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = Path(upweight.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-EVERYTHING = sorted(path for room in ("src", "tests", "bench", "practice", "docs") for path in (REPOSITORY / room).rglob("*.py"))
+EVERYTHING = sorted(
+    path for room in ("src", "tests", "bench", "practice", "docs") for path in (REPOSITORY / room).rglob("*.py")
+)
 
 LEVEL = {
     "cli": 0,

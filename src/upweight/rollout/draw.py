@@ -49,26 +49,27 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[T
 
 
 def _draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor | None]:
-    z = logits.to(torch.float32, copy=True)
-    if sampling.temperature != 1.0:
-        z /= sampling.temperature
-    kept = _kept(z, sampling)
+    logits = logits.to(torch.float32)
+    scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
+    kept = _kept(scaled, sampling)
     if kept is not None:
-        z.masked_fill_(~kept, float("-inf"))
-    z -= z.amax(dim=-1, keepdim=True)
-    weights = z.exp()
-    tokens, total = _invert(weights, uniforms)
-    return tokens, (z.gather(1, tokens[:, None]).squeeze(1).double() - total.log()).float(), kept
+        scaled = scaled.masked_fill(~kept, float("-inf"))
+    top = scaled.amax(dim=-1, keepdim=True)
+    tokens, total = _invert((scaled - top).exp_(), uniforms)
+    chosen = scaled.gather(1, tokens[:, None]) - top
+    return tokens, (chosen.squeeze(1).double() - total.log()).float(), kept
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """First index, in id order, whose cumulative weight exceeds uniforms times the total, and the totals [A] float64.
 
-    By blocks: sums over the whole vocabulary, the scan over one block only.
+    By blocks: sums over the whole vocabulary, the scan over one block only. A block's sum is made in float32, in
+    pairs, so a boundary between tokens may be off by a share of 1e-7 of its block.
     """
     rows, words = weights.shape
-    blocks = functional.pad(weights, (0, -words % _BLOCK)).view(rows, -1, _BLOCK)
-    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    blocks = functional.pad(weights, (0, -words % _BLOCK)) if words % _BLOCK else weights
+    blocks = blocks.view(rows, -1, _BLOCK)
+    sums = blocks.sum(dim=-1).double()
     block, before, total = _first_above(sums, uniforms, None)
     inside = blocks[torch.arange(rows, device=weights.device), block].double()
     within, _, _ = _first_above(inside, uniforms, (before, total))
