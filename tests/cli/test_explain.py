@@ -90,7 +90,7 @@ def test_a_value_that_means_nothing_is_one_sentence_and_nothing_printed(
 
 
 def test_the_overlong_buffer_of_dapo_follows_the_budget_or_its_symbol() -> None:
-    assert "B = L_max / 5" in read(["--preset", "dapo"])[1].parts[0].formulas[1].plain
+    assert "B = floor(L_max / 5)" in read(["--preset", "dapo"])[1].parts[0].formulas[1].plain
     known = read(["--preset", "dapo", "--max_new_tokens", "100"])[1].parts[0].formulas[1].plain
     assert known == "P_i = - clip((L_i - (100 - B)) / B, 0, 1),  B = 20"
 

@@ -43,7 +43,7 @@ def reward(o: Objective, run: Run) -> Part:
 def _buffer(o: Objective, run: Run) -> Formula | None:
     """The overlong buffer in tokens; how it follows from the budget where that is not known; None for none."""
     if o.overlong_buffer is None and run.buffer_share is not None:
-        return math(f"L_max / {run.buffer_share}", rf"L_{{\max}} / {run.buffer_share}")
+        return math(f"floor(L_max / {run.buffer_share})", rf"\lfloor L_{{\max}} / {run.buffer_share} \rfloor")
     return math(str(o.overlong_buffer), str(o.overlong_buffer)) if o.overlong_buffer else None
 
 
