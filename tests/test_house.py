@@ -168,6 +168,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     "code",
     [
         "import upweight; dir(upweight); upweight.Objective(); upweight.TrainArgs()",
+        "import upweight; assert upweight.verify('It is #### 0.5', '1/2').value == 1.0",
         "from upweight.cli.main import main; assert main(['--help']) == 0",
         "from upweight.cli.main import main; assert main(['train', '--help']) == 0",
         "from upweight.cli.main import main; assert main(['train', '--clip', '-1']) == 2",

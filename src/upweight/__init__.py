@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from upweight.objective.dense import aggregate_token_loss, gae, group_advantages, grpo_loss, token_weights
     from upweight.objective.spec import Objective
+    from upweight.rewards.verify import verify
     from upweight.train.args import TrainArgs
     from upweight.train.trainer import Trainer
 
@@ -22,6 +23,7 @@ __all__ = [
     "group_advantages",
     "grpo_loss",
     "token_weights",
+    "verify",
 ]
 
 _HOME = {
@@ -33,6 +35,7 @@ _HOME = {
     "group_advantages": "upweight.objective.dense",
     "grpo_loss": "upweight.objective.dense",
     "token_weights": "upweight.objective.dense",
+    "verify": "upweight.rewards.verify",
 }
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from upweight.objective.errors import UsageError
-from upweight.train.args import TrainArgs
 from upweight.train.from_trl import read_trl
 from upweight.train.trainer import Trainer, TrainResult
 
@@ -61,8 +60,18 @@ class GRPOTrainer(Trainer):
             if value is not None:
                 raise UsageError(f"GRPOTrainer's '{name}' has nothing here to stand for it. Leave it out.")
         rows = len(train_dataset) if hasattr(train_dataset, "__len__") else None
-        ours = TrainArgs.from_trl({} if args is None else args, rows=rows)
-        super().__init__(model, reward_funcs, ours, train_dataset, eval_dataset, processing_class)
+        found = read_trl({} if args is None else args, rows=rows)
+        for sentence in found.unmatched:
+            print(f"note: {sentence}")
+        super().__init__(
+            model,
+            reward_funcs,
+            found.args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            reward_weights=found.reward_weights,
+        )
         self._result: TrainResult | None = None
 
     def train(self) -> TrainResult:

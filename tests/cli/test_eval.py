@@ -69,8 +69,11 @@ def data(tmp_path: Path) -> Path:
         ("--model tiny --data nowhere.jsonl", "The data file nowhere.jsonl cannot be read"),
         ("--model tiny --out nowhere/answers.jsonl", "--out nowhere/answers.jsonl: there is no folder 'nowhere'."),
         ("--model tiny --out .", "--out .: this is a folder."),
-        ("--modle tiny", "'--modle' is not a flag of upweight eval. Did you mean 'model'?"),
+        ("--modle tiny", "'--modle' is not a flag of upweight eval. Did you mean '--model'?"),
         ("--model", "'--model' needs a value"),
+        ("--model tiny --k 1 --k=4", "'--k' is there twice. Keep one of them."),
+        ("--model tiny --top-k 4 --top_k 5", "'--top_k' is there twice. Keep one of them."),
+        ("--model tiny --json --json", "'--json' is there twice. Keep one of them."),
         ("--model tiny --json=yes", "'--json' takes no value"),
     ],
 )

@@ -98,6 +98,7 @@ def test_without_cases_it_runs_the_conformance_set(capsys: pytest.CaptureFixture
         (["--verifier", "acuracy"], "Did you mean 'accuracy'"),
         (["--verifier", "exact+gsm8k"], "one verifier is judged at a time"),
         (["--json=1"], "takes no value"),
+        (["--repeat", "2", "--repeat=3"], "'--repeat' is there twice. Keep one of them."),
         (["--cases"], "needs a value"),
     ],
 )

@@ -50,6 +50,29 @@ def test_a_function_gets_keywords_with_a_list_per_column() -> None:
     }
 
 
+def test_a_runner_is_spelled_as_the_flag_takes_it() -> None:
+    assert make_runner(["exact", "gsm8k"], weights=[1, 0.25]).spelled == "exact+0.25*gsm8k"
+    again = make_runner(make_runner("exact+-1e-05*gsm8k").spelled)
+    assert (again.names, again.weights) == (("exact", "gsm8k"), (1.0, -1e-05))
+
+
+def test_failures_are_counted_function_by_function_the_one_too_many_included() -> None:
+    def odd(completions: list[str], **_: object) -> list[float]:
+        if any(int(text) % 2 for text in completions):
+            raise ValueError(completions)
+        return [1.0 for _ in completions]
+
+    def fine(completions: list[str], **_: object) -> list[float]:
+        return [1.0 for _ in completions]
+
+    runner = RewardRunner([("odd", odd, 1.0), ("fine", fine, 1.0)], max_errors=0.5)
+    runner.score(prompts(4), ["0", "1", "2", "4"])
+    with pytest.raises(RewardError, match=r"'odd' failed on 2 of 3 answers, more than --max_reward_errors 0.5 allows"):
+        runner.score(prompts(3), ["1", "3", "4"])
+    assert runner.judged == {"odd": 7, "fine": 7}
+    assert (runner.failed["odd"], runner.failed["fine"]) == (3, 0)
+
+
 def test_chat_rows_are_shown_as_messages() -> None:
     def mine(prompts: list[list[dict[str, str]]], completions: list[list[dict[str, str]]], **_: object) -> list[float]:
         assert prompts == [[{"role": "user", "content": "hi"}]]

@@ -16,7 +16,7 @@ from upweight.objective.dialects import DIALECTS, translate
 from upweight.objective.errors import UsageError
 from upweight.train.check import check_args
 from upweight.train.from_trl import FromTrl, read_trl
-from upweight.train.trl_fields import MAPPED, NO_MEANING, NOT_MAPPED
+from upweight.train.trl_fields import HANDED_ON, MAPPED, NO_MEANING, NOT_MAPPED
 
 HERE = Path(__file__).parent
 
@@ -35,7 +35,7 @@ OF_THE_OBJECTIVE = {setting.name: setting.default for setting in DIALECTS["trl"]
 def places(name: str) -> list[str]:
     """Where a field is dealt with."""
     listed = [word for words in NO_MEANING.values() for word in words.split() if word == name]
-    tables = {"objective": OF_THE_OBJECTIVE, "mapped": MAPPED, "not mapped": NOT_MAPPED}
+    tables = {"objective": OF_THE_OBJECTIVE, "mapped": MAPPED, "handed on": HANDED_ON, "not mapped": NOT_MAPPED}
     return [title for title, table in tables.items() if name in table] + ["no meaning"] * len(listed)
 
 
@@ -51,7 +51,7 @@ def test_every_field_of_trl_has_a_place(name: str) -> None:
 
 def test_no_field_is_dealt_with_that_trl_does_not_have() -> None:
     listed = {word for words in NO_MEANING.values() for word in words.split()}
-    assert {*OF_THE_OBJECTIVE, *MAPPED, *NOT_MAPPED, *listed} - set(THEIRS) == {"warmup_ratio"}
+    assert {*OF_THE_OBJECTIVE, *MAPPED, *HANDED_ON, *NOT_MAPPED, *listed} - set(THEIRS) == {"warmup_ratio"}
 
 
 @pytest.mark.parametrize("name", MAPPED.keys() - {"warmup_ratio"})
@@ -206,9 +206,29 @@ def test_saving(theirs: dict[str, Any], save_every: int, reported: bool) -> None
     assert any("save_strategy" in sentence for sentence in found.unmatched) == reported
 
 
-def test_weights_of_one_are_no_weights() -> None:
-    assert said(read_trl({"reward_weights": [1.0, 1.0]}), "reward_weights") == []
-    assert said(read_trl({"reward_weights": [1.0, 0.5]}), "reward_weights")
+def test_weights_of_reward_functions_are_handed_on_beside_the_configuration() -> None:
+    assert read_trl({}).reward_weights is None
+    found = read_trl({"reward_weights": [1, 0.5]})
+    assert found.reward_weights == (1.0, 0.5)
+    assert said(found, "reward_weights") == []
+
+
+@pytest.mark.parametrize(("weights", "lines"), [([1.0, 1.0], 0), ([1.0, 0.5], 1), (None, 0)])
+def test_from_trl_says_where_weights_go_as_a_configuration_has_no_place_for_them(
+    weights: list[float] | None, lines: int
+) -> None:
+    told: list[str] = []
+    TrainArgs.from_trl({"reward_weights": weights}, say=told.append)
+    assert [line for line in told if "Trainer(reward_weights=[1.0, 0.5])" in line] == [
+        "note: reward_weights=[1.0, 0.5] are an argument of Trainer here: Trainer(reward_weights=[1.0, 0.5])."
+    ] * lines
+    assert sum("reward_weights" in line for line in told) == lines
+
+
+@pytest.mark.parametrize("weights", [0.5, "1,2", [1.0, "0.5"], [1.0, float("nan")], [True]])
+def test_weights_that_are_no_numbers_are_refused(weights: object) -> None:
+    with pytest.raises(UsageError, match="The 'reward_weights' parameter of TRL's GRPOConfig must be a list of finite"):
+        read_trl({"reward_weights": weights})
 
 
 def test_weight_decay_and_an_endless_budget_are_reported() -> None:

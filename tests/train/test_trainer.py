@@ -67,6 +67,7 @@ def test_a_run_leaves_what_it_promises(run: Run, tmp_path: Path) -> None:
         "curve.png",
         "evaluations.jsonl",
         "metrics.jsonl",
+        "rewards.json",
         "rollouts",
     ]
     assert [row["step"] for row in rows_of(result.folder / "metrics.jsonl")] == [1, 2]

@@ -67,6 +67,20 @@ def test_without_a_configuration_trls_defaults_hold() -> None:
     assert (args.learning_rate, args.seed, args.max_new_tokens) == (1e-6, 42, 512)
 
 
+def half(completions: list[str], **_: Any) -> list[float]:
+    return [0.5 for _ in completions]
+
+
+def test_weights_in_the_configuration_weigh_the_reward_functions(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = GRPOTrainer("tiny", [zero, half], GRPOConfig(reward_weights=[1.0, 0.2]), ROWS)
+    assert trainer.args.reward == "zero+0.2*half"
+    assert "reward_weights" not in capsys.readouterr().out
+    with pytest.raises(
+        UsageError, match=r"one for each of the 2 reward functions \(zero, half\). Got \(1.0,\) instead"
+    ):
+        GRPOTrainer("tiny", [zero, half], GRPOConfig(reward_weights=[1.0]), ROWS)
+
+
 def test_a_wrong_setting_is_refused_where_it_is_made() -> None:
     with pytest.raises(UsageError, match="Did you mean 'num_generations'"):
         GRPOConfig(num_generation=4)

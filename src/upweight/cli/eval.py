@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from upweight.cli.config import did_you_mean
+from upweight.cli.words import read_call
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.objective.fields import must_be
 
 if TYPE_CHECKING:
     from upweight.evaluate.compare import Comparison
@@ -52,7 +50,8 @@ class EvalCall:
     """Rows to evaluate on, as for `upweight train`: every one of them. Takes the place of the task."""
 
     reward: str | None = None
-    """exact or gsm8k; where not given, the task says. An answer is right where its reward is above 0.5."""
+    """accuracy (maths), exact, gsm8k, format, a dotted path (mine.rewards.style) or file.py:function, as for `upweight
+    train`; where not given, the task says. An answer is right where its reward is above 0.5."""
 
     limit: int | None = None
     """Only the first so many prompts; all of them where not given."""
@@ -148,7 +147,7 @@ def read(argv: Sequence[str]) -> EvalCall:
     """What a command line asks for, value by value.
 
     Raises:
-        UsageError: a flag that does not exist, or a value of a wrong type.
+        UsageError: a flag that does not exist or is there twice, or a value of a wrong type.
         SystemExit: 0 after `--help`.
 
     Example:
@@ -156,50 +155,7 @@ def read(argv: Sequence[str]) -> EvalCall:
         >>> call.ks, call.answers, call.top_p
         ((1, 4), 4, 0.9)
     """
-    if any(word in ("-h", "--help") for word in argv):
-        tyro.cli(
-            EvalCall,
-            prog=PROGRAM,
-            description=DESCRIPTION,
-            args=["--help"],
-            config=(tyro.conf.HelptextFromCommentsOff,),
-            use_underscores=True,
-        )
-    hints = typing.get_type_hints(EvalCall)
-    values: dict[str, Any] = {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        flag, equals, text = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or name not in hints:
-            raise UsageError(f"'{flag}' is not a flag of {PROGRAM}. {did_you_mean(name, tuple(hints))}")
-        if name == "json":
-            if equals:
-                raise UsageError(f"'{flag}' takes no value: leave out '={text}'.")
-            values[name] = True
-            continue
-        if not equals and (not words or words[0].startswith("--")):
-            raise UsageError(f"'{flag}' needs a value: {must_be(hints[name], object())}.")
-        values[name] = _value(text if equals else words.pop(0), hints[name], flag)
-    return EvalCall(**values)
-
-
-def _value(text: str, hint: object, flag: str) -> object:
-    """A word of the command line as the value of a field."""
-    members = typing.get_args(hint) or (hint,)
-    value: object = text
-    if text.lower() == "none" and type(None) in members:
-        value = None
-    elif str not in members:
-        for kind in (kind for kind in (int, float) if kind in members):
-            try:
-                value = kind(text)
-            except ValueError:
-                continue
-    if must := must_be(hint, value):
-        raise bad_parameter(flag, PROGRAM, must, text)
-    return value
+    return read_call(argv, EvalCall, PROGRAM, DESCRIPTION)
 
 
 def check(call: EvalCall) -> None:

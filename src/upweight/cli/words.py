@@ -23,7 +23,7 @@ def read_call(argv: Sequence[str], kind: type[C], program: str, description: str
         description: heads the help.
 
     Raises:
-        UsageError: a flag that does not exist, or a value of a wrong type.
+        UsageError: a flag that does not exist or is there twice, or a value of a wrong type.
         SystemExit: 0 after `--help`.
     """
     if any(word in ("-h", "--help") for word in argv):
@@ -40,6 +40,8 @@ def read_call(argv: Sequence[str], kind: type[C], program: str, description: str
             raise UsageError(
                 f"'{flag}' is not a flag of {program}. {did_you_mean(f'--{name}', [f'--{known}' for known in hints])}"
             )
+        if name in values:
+            raise UsageError(f"'{flag}' is there twice. Keep one of them.")
         if hints[name] is bool:
             if equals:
                 raise UsageError(f"'{flag}' takes no value: leave out '={text}'.")

@@ -1,5 +1,6 @@
 """Reward functions are called, retried one answer at a time where they raise, and added up."""
 
+import collections
 import inspect
 import logging
 import math
@@ -82,7 +83,7 @@ class RewardRunner:
                 raise bad_parameter("functions", owner, "functions with a name each", names)
             if not callable(function):
                 raise bad_parameter("functions", owner, "callables", function)
-            if not math.isfinite(weight):
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise bad_parameter("functions", owner, f"functions with finite weights ('{name}')", weight)
         self._functions = tuple(functions)
         self._timeout = timeout
@@ -92,11 +93,27 @@ class RewardRunner:
             for name, source in (isolated or {}).items()
         }
         self._traced: set[str] = set()
+        self.judged: collections.Counter[str] = collections.Counter()
+        """Answers that each function was asked about by `score` and `score_each`, by its name."""
+        self.failed: collections.Counter[str] = collections.Counter()
+        """Those of them that it raised on or timed out on."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the functions, in order."""
         return tuple(name for name, _, _ in self._functions)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weights of the functions, in order."""
+        return tuple(weight for _, _, weight in self._functions)
+
+    @property
+    def spelled(self) -> str:
+        """Names and weights in one text, as `--reward` takes it: `accuracy+0.2*format`."""
+        return "+".join(
+            name if weight == 1 else f"{weight}*{name}" for name, weight in zip(self.names, self.weights, strict=True)
+        )
 
     def check(self, prompt: Prompt, columns: Sequence[str] | None = None) -> None:
         """Try the functions on one row, before anything expensive is loaded. Calls each function once.
@@ -156,8 +173,7 @@ class RewardRunner:
             UsageError: a function needs `completion_ids` and there are none; lists of different lengths.
         """
         parts = self.score_each(prompts, completions, completion_ids=completion_ids)
-        weights = [weight for _, _, weight in self._functions]
-        return [_combine(self.names, weights, scores) for scores in zip(*parts.values(), strict=True)]
+        return [_combine(self.names, self.weights, scores) for scores in zip(*parts.values(), strict=True)]
 
     def score_each(
         self,
@@ -189,6 +205,9 @@ class RewardRunner:
                         f"The reward function '{name}' needs completion_ids, which are not available here."
                     )
         parts = {name: self._judge(name, function, answers) for name, function, _ in self._functions}
+        for name, scores in parts.items():
+            self.judged[name] += len(scores)
+            self.failed[name] += sum(score.status in FAILURES for score in scores)
         for name, scores in parts.items():
             self._check_errors(name, scores)
         return parts

@@ -192,6 +192,9 @@ advantage 0; here it leaves them.
         found = read_trl(config, rows=rows)
         for sentence in found.unmatched:
             say(f"note: {sentence}")
+        if found.reward_weights is not None and any(weight != 1 for weight in found.reward_weights):
+            weights = list(found.reward_weights)
+            say(f"note: reward_weights={weights} are an argument of Trainer here: Trainer(reward_weights={weights}).")
         return found.args
 
     def __post_init__(self) -> None:

@@ -125,6 +125,11 @@ class RunFolder:
         """Append a row to evaluations.jsonl."""
         self._append("evaluations.jsonl", {name: _plain(value) for name, value in row.items()})
 
+    def write_rewards(self, rewards: Mapping[str, Mapping[str, Any]]) -> None:
+        """Each reward function's weight and counts in rewards.json, in place of those of the step before."""
+        text = json.dumps(rewards, indent=2, allow_nan=False)
+        (self.path / "rewards.json").write_text(text + "\n", encoding="utf-8")
+
     def write_rollouts(self, step: int, batch: Batch) -> None:
         """One file a step, an answer a line: the prompt, the text, the verdict."""
         with (self.path / "rollouts" / f"step-{step:05d}.jsonl").open("w", encoding="utf-8") as file:

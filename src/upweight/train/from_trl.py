@@ -12,11 +12,13 @@ from upweight.objective.dialects.base import shown
 from upweight.objective.errors import UsageError, bad_parameter, nearest
 from upweight.objective.fields import must_be
 from upweight.train.args import TrainArgs
-from upweight.train.trl_fields import MAPPED, NOT_MAPPED, WITHOUT_MEANING
+from upweight.train.trl_fields import HANDED_ON, MAPPED, NOT_MAPPED, WITHOUT_MEANING
 
 OWNER = "TRL's GRPOConfig"
 
 _OBJECTIVE = {setting.name: setting for setting in DIALECTS["trl"].settings}
+
+_KNOWN = frozenset({*MAPPED, *HANDED_ON, *NOT_MAPPED, *_OBJECTIVE, *WITHOUT_MEANING})
 
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
@@ -35,6 +37,9 @@ class FromTrl:
 
     unmatched: tuple[str, ...]
     """One sentence for each thing that cannot be matched here, and what happens instead."""
+
+    reward_weights: tuple[float, ...] | None = None
+    """TRL's weights of the reward functions, for `Trainer(reward_weights=...)`; None = they are 1."""
 
 
 @dataclass(slots=True)
@@ -107,7 +112,7 @@ def read_trl(config: object, *, rows: int | None = None) -> FromTrl:
     _saving(reader)
     _numbers(reader)
     for name, known in NOT_MAPPED.items():
-        if name in given and not _is_default(given[name], known.defaults) and not _weighs_nothing(name, given[name]):
+        if name in given and not _is_default(given[name], known.defaults):
             reader.miss(f"{name}={_short(given[name])}: {known.here}")
     idle = sorted(name for name in given if name in WITHOUT_MEANING)
     if idle and not dataclasses.is_dataclass(config):
@@ -116,6 +121,7 @@ def read_trl(config: object, *, rows: int | None = None) -> FromTrl:
         args=TrainArgs(objective=translation.objective, **reader.fields),
         says=(*translation.says, *reader.says),
         unmatched=(*translation.unmatched, *reader.unmatched),
+        reward_weights=_weights(given.get("reward_weights")),
     )
 
 
@@ -124,9 +130,8 @@ def _given(config: object) -> dict[str, Any]:
     if isinstance(config, Mapping):
         found = {str(name): value for name, value in config.items()}
     elif dataclasses.is_dataclass(config) and not isinstance(config, type):
-        known = {*MAPPED, *NOT_MAPPED, *_OBJECTIVE, *WITHOUT_MEANING}
         # Fields of other versions of transformers are TRL's to judge: they come with their own defaults.
-        found = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name in known}
+        found = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name in _KNOWN}
     elif hasattr(config, "__dict__") and not isinstance(config, type):
         found = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     else:
@@ -135,9 +140,8 @@ def _given(config: object) -> dict[str, Any]:
 
 
 def _check_name(name: str) -> None:
-    known = {*MAPPED, *NOT_MAPPED, *_OBJECTIVE, *WITHOUT_MEANING}
-    if name not in known:
-        near = nearest(name, sorted(known))
+    if name not in _KNOWN:
+        near = nearest(name, sorted(_KNOWN))
         hint = f" Did you mean '{near}'?" if near else " Leave it out."
         raise UsageError(f"'{name}' is not a field of {OWNER} ({DIALECTS['trl'].version}).{hint}")
 
@@ -285,9 +289,13 @@ def _is_default(value: object, defaults: tuple[object, ...]) -> bool:
     return any(value == default and isinstance(value, bool) is isinstance(default, bool) for default in defaults)
 
 
-def _weighs_nothing(name: str, value: object) -> bool:
-    """Weights of 1 are what is done without any."""
-    return name == "reward_weights" and isinstance(value, list | tuple) and all(weight == 1 for weight in value)
+def _weights(value: object) -> tuple[float, ...] | None:
+    """The weights of the reward functions; how many there must be is for `Trainer` to say, which has the functions."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or any(must_be(float, weight) for weight in value):
+        raise bad_parameter("reward_weights", OWNER, "a list of finite numbers, or none", value)
+    return tuple(map(float, value))
 
 
 def _short(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from upweight.train.resolve import TINY, known, resolve_args
 from upweight.train.signals import GracefulStop
 from upweight.train.source import SamplingSource
 from upweight.train.step import Learner, training_step
+from upweight.train.tally import RewardTally
 
 WARM_UP_BATCH_SIZE = 16
 """Worked answers a step of a warm-up of any model but tiny."""
@@ -73,6 +75,8 @@ class Trainer:
         reward_funcs: a built-in reward's name, a function, or several. Functions are called with keywords:
             prompts, completions and every data column as lists; they return a list of numbers or None, and may be
             async. The task's own reward where None.
+        reward_weights: what each function's rewards are multiplied by before they are added up, one number a
+            function, in order; those in the names (`0.2*format`), else 1, where None.
         args: the configuration; the defaults where None.
         train_dataset: rows (dicts with `prompt` and, where the reward needs it, `answer`); the task of `args` where
             None.
@@ -97,6 +101,8 @@ class Trainer:
         train_dataset: Iterable[Any] | None = None,
         eval_dataset: Iterable[Any] | None = None,
         processing_class: Any = None,
+        *,
+        reward_weights: Sequence[float] | None = None,
     ) -> None:
         args = TrainArgs() if args is None else args
         if not isinstance(args, TrainArgs):
@@ -119,6 +125,7 @@ class Trainer:
             raise UsageError("eval_data goes with data; beside train_dataset, held-out rows are eval_dataset.")
         if reward_funcs is not None and not isinstance(reward_funcs, str) and not callable(reward_funcs):
             make_runner(reward_funcs)  # an empty list is refused, not taken for "the task's own"
+        self._reward_weights = _weights_of(reward_funcs, reward_weights)
         self.args = dataclasses.replace(args, **self._handed_in(model))
 
     def _handed_in(self, model: Any) -> dict[str, Any]:
@@ -132,7 +139,7 @@ class Trainer:
         if self._data is not None:
             fields["task"] = self._data.name
         if self._reward_funcs:
-            fields["reward"] = "+".join(make_runner(self._reward_funcs).names)
+            fields["reward"] = make_runner(self._reward_funcs, self._reward_weights).spelled
         return fields
 
     def check(self) -> None:
@@ -209,6 +216,7 @@ class Trainer:
         """The reward functions, tried on one row of each part of the data."""
         runner = make_runner(
             self._reward_funcs or reward_of(task, reward),
+            self._reward_weights,
             isolate=self.args.isolate_rewards,
             timeout=self.args.reward_timeout,
             max_errors=self.args.max_reward_errors,
@@ -222,6 +230,23 @@ class Trainer:
         """The task, every gold answer tried on its reward where that is built in; others may be costly to call."""
         asked = self._reward_funcs or reward_of(task, self.args.reward)
         return judgeable(task, runner) if all_built_in(asked) else task
+
+
+def _weights_of(functions: RewardFuncs | None, weights: Sequence[float] | None) -> list[float] | None:
+    """The weights as numbers, one for each function; refused before anything is loaded where they are not."""
+    if weights is None:
+        return None
+    if functions is None:
+        raise UsageError("reward_weights go with reward_funcs; a reward by name has its weight in front, 0.2*format.")
+    names = make_runner(functions).names
+    try:
+        found = [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) != len(names) or isinstance(weights, str) or not all(map(math.isfinite, found)):
+        must = f"finite numbers, one for each of the {len(names)} reward functions ({', '.join(names)})"
+        raise bad_parameter("reward_weights", "Trainer", must, weights)
+    return found
 
 
 def _check_templates(task: Task, args: TrainArgs) -> None:
@@ -253,6 +278,7 @@ class _Run:
         )
         self.console = Console(args.max_steps)
         self._starved = False
+        self.tally = RewardTally(runner)
 
     def go(self) -> TrainResult:
         announce(self.args, self.task)
@@ -282,7 +308,10 @@ class _Run:
         with GracefulStop() as stop, self.console:
             while step < args.max_steps and stop.received is None:
                 step += 1
-                with self._saving_what_there_is(step):
+                with (
+                    self._saving_what_there_is(step),
+                    self.tally.of_step(step, self.folder.write_rewards, self.console.say),
+                ):
                     report, batch = training_step(learner, step)
                 self.folder.write_metrics(report)
                 if args.rollouts_every and step % args.rollouts_every == 0:

@@ -1,8 +1,8 @@
 """Every field of TRL's GRPOConfig (release 1.16.0, over transformers 5), and what becomes of it. Imports no torch.
 
-A field is in one of four places: the objective's are `upweight.objective.dialects.trl.SETTINGS`; `MAPPED` ones become
-fields of `TrainArgs`; `NOT_MAPPED` ones are reported where they differ from TRL's default; `NO_MEANING` ones decide
-nothing that a run here has.
+A field is in one of five places: the objective's are `upweight.objective.dialects.trl.SETTINGS`; `MAPPED` ones become
+fields of `TrainArgs`, and `HANDED_ON` ones arguments of `Trainer`; `NOT_MAPPED` ones are reported where they differ
+from TRL's default; `NO_MEANING` ones decide nothing that a run here has.
 """
 
 from collections.abc import Mapping
@@ -62,6 +62,9 @@ MAPPED: Mapping[str, Mapped] = {
     "use_cpu": Mapped(kind=bool, default=False),
 }
 
+HANDED_ON = ("reward_weights",)
+"""Fields that `Trainer` takes beside its configuration; `read_trl` returns them by name."""
+
 _NONE = (None,)
 _OFF = (False, None)
 _ADAMW = ("adamw_torch_fused", "adamw_torch")
@@ -84,7 +87,6 @@ NOT_MAPPED: Mapping[str, NotMapped] = {
     "repetition_penalty": NotMapped(defaults=(1.0,), here="answers are sampled without it"),
     "use_vllm": NotMapped(defaults=(False,), here="the built-in engine samples, with the trainer's own weights"),
     "vllm_structured_outputs_regex": NotMapped(defaults=_NONE, here="answers are not held to a pattern"),
-    "reward_weights": NotMapped(defaults=_NONE, here="every reward function weighs 1"),
     "max_tool_calling_iterations": NotMapped(defaults=_NONE, here="an answer is a single turn without tools"),
     "log_completions_hub_repo": NotMapped(defaults=_NONE, here="answers are in RUN/rollouts and are not uploaded"),
     "optim": NotMapped(defaults=_ADAMW, here="the optimiser is AdamW"),
