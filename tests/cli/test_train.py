@@ -79,6 +79,12 @@ def test_truth_is_spelled_in_either_case(word: str) -> None:
     assert args_of(f"--filter_groups {word}").objective.filter_groups is True
 
 
+def test_the_last_of_a_repeated_flag_counts() -> None:
+    """A wrapper may add flags behind its own."""
+    assert args_of("--filter_groups=true --filter-groups=false").objective.filter_groups is False
+    assert args_of("--preset dapo --preset gspo").objective.ratio_level == "sequence"
+
+
 @pytest.mark.parametrize("word", ["none", "None"])
 def test_none_takes_back_what_a_preset_gives(word: str) -> None:
     assert args_of(f"--preset gspo --clip_high {word}").objective.clip_high is None

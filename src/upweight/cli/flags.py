@@ -76,13 +76,12 @@ def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) 
         another trainer were read, where --like names one.
 
     Raises:
-        UsageError: an unknown preset, trainer or setting, a flag that is there twice, or something wrong with the
+        UsageError: an unknown preset, trainer or setting, --like or a setting twice, or something wrong with the
             file.
         SystemExit: 0 after `--help`.
     """
     if any(word in ("-h", "--help") for word in argv):
         argv = ["--help"]
-    _refuse_repeats(argv)
     trainer = _trainer_of(argv)
     theirs: Mapping[str, object] = {}
     own = _own_flags(kind)
@@ -116,26 +115,18 @@ def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) 
 
 def _trainer_of(argv: Sequence[str]) -> str:
     """What --like says, which has to be known before the other flags can be read; "" where it is not there."""
-    found = ""
+    found: list[str] = []
     for word, following in itertools.zip_longest(argv, argv[1:]):
         flag, equals, text = word.partition("=")
         if flag == "--like":
-            found = text if equals else following or ""
-    return found
+            _refuse_repeat(word, "like", ["like"] * len(found))
+            found.append(text if equals else following or "")
+    return found[0] if found else ""
 
 
 def _name_of(word: str) -> str:
     """The name of a flag, as its field is called: `clip_high` of `--clip-high=0.3`."""
     return word.partition("=")[0].removeprefix("--").replace("-", "_")
-
-
-def _refuse_repeats(argv: Sequence[str]) -> None:
-    """Raise for a flag that is there twice, in whatever spelling: which of them is meant cannot be known."""
-    seen: set[str] = set()
-    for word in argv:
-        if word.startswith("--"):
-            _refuse_repeat(word, _name_of(word), seen)
-            seen.add(_name_of(word))
 
 
 def _refuse_repeat(word: str, name: str, seen: Container[str]) -> None:
