@@ -106,6 +106,15 @@ def test_a_table_fits_a_terminal_of_80_characters(name: str) -> None:
     assert "\u2026" not in out.getvalue()
 
 
+@pytest.mark.parametrize(("cap", "untouched"), [("19", False), ("20", True)])
+def test_a_cap_above_every_ratio_is_said_to_change_nothing(
+    cap: str, untouched: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = " ".join(printed(["mismatch", "--cap", cap, "--batches", "2"], capsys).split())
+    assert ("max 19.7" in shown, f"No ratio is above the cap of {cap}:" in shown) == (True, untouched)
+    assert ("at the price of an expected bias" in shown) is not untouched
+
+
 def test_a_product_too_large_for_a_float_is_still_json(capsys: pytest.CaptureFixture[str]) -> None:
     rows = loaded(["ratio", "--sigma", "10", "--lengths", "10000", "--answers", "64"], capsys)["rows"]
     assert rows[0]["product"][1] is None

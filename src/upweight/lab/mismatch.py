@@ -168,9 +168,7 @@ def show(result: MismatchResult, console: Console) -> None:
         f"Without a correction the gradient is off by {result.rows['none'].expected_bias:.1%} of its length in "
         f"expectation. Importance sampling is exact in expectation: its {result.rows['is'].bias:.1%} are noise that "
         f"{result.batches} batches leave over (about {left_over:.1%}), and its noise is the price.",
-        f"tis and mis (cap {result.cap:g}) have a noise of {result.rows['tis'].noise:.1%} and "
-        f"{result.rows['mis'].noise:.1%} in one batch, at the price of an expected bias of "
-        f"{result.rows['tis'].expected_bias:.1%} and {result.rows['mis'].expected_bias:.1%}.",
+        _price(result),
     )
     title = (
         f"error of the policy gradient, as a share of its length; pi / mu has median {result.median:.2f}, "
@@ -178,6 +176,20 @@ def show(result: MismatchResult, console: Console) -> None:
     )
     columns = ("correction", "bias", "expected bias", "noise of one batch", "samples over the cap")
     print_report(Report(title=title, columns=columns, rows=rows, sentences=sentences), console)
+
+
+def _price(result: MismatchResult) -> str:
+    """What the capped corrections gain and cost, in a sentence."""
+    tis, mis = result.rows["tis"], result.rows["mis"]
+    if result.cap >= result.largest:
+        return (
+            f"No ratio is above the cap of {result.cap:g}: tis and mis are importance sampling here, and differ from "
+            "it by chance alone, as each has samples of its own."
+        )
+    return (
+        f"tis and mis (cap {result.cap:g}) have a noise of {tis.noise:.1%} and {mis.noise:.1%} in one batch, at the "
+        f"price of an expected bias of {tis.expected_bias:.1%} and {mis.expected_bias:.1%}."
+    )
 
 
 def _touched(kind: Correction, row: CorrectionRow) -> str:
