@@ -30,6 +30,15 @@ def failing(completions, answer, **_):
     if "5" in completions[0]:
         raise ValueError("five")
     return [1.0 for _ in completions]
+
+def nonsense(completions, **_):
+    return [float("nan") for _ in completions]
+
+def now_and_then(completions, **_):
+    return None if "5" in completions[0] else [1.0]
+
+def wants_gold(completions, gold, **_):
+    return [1.0 for _ in completions]
 """
 
 
@@ -38,6 +47,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cases.jsonl").write_text("\n".join(map(json.dumps, CASES)) + "\n\n")
     (tmp_path / "mine.py").write_text(VERIFIER)
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(7)\n")
     return str(tmp_path / "cases.jsonl")
 
 
@@ -62,6 +72,9 @@ def test_what_is_accepted_wrongly_and_what_is_missed_are_listed(file: str, capsy
 def test_a_function_of_ones_own_is_judged_with_its_errors(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = result(capsys, "--cases", file, "--verifier", "mine.py:failing")
     assert found["errors"] == ["wrong", "missed"]
+    assert found["first_error"] == "failing raised ValueError: five"
+    assert main(["verify", "--cases", file, "--verifier", "mine.py:failing"]) == 0
+    assert capsys.readouterr().out.endswith("mine.py:failing: the first error: failing raised ValueError: five\n")
     assert found["false_positive"] == ["accepted", "blank", "no match either"]
 
 
@@ -98,6 +111,12 @@ def test_without_cases_it_runs_the_conformance_set(capsys: pytest.CaptureFixture
         (["--verifier", "acuracy"], "Did you mean 'accuracy'"),
         (["--verifier", "exact+gsm8k"], "one verifier is judged at a time"),
         (["--json=1"], "takes no value"),
+        (["--cases", "."], "'.' cannot be read: Is a directory."),
+        (["--verifier", "mine.py:nonsense"], "'nonsense' must return finite numbers"),
+        (["--verifier", "mine.py:now_and_then"], "'now_and_then' must return a list with one reward per completion"),
+        (["--verifier", "mine.py:wants_gold"], "needs the column 'gold', which the data does not have"),
+        (["--verifier", "leaves.py:judge"], "cannot be imported: it raises SystemExit: 7"),
+        (["--verifier", ".judge"], "There is no reward '.judge'"),
         (["--repeat", "2", "--repeat=3"], "'--repeat' is there twice. Keep one of them."),
         (["--cases"], "needs a value"),
     ],
@@ -113,6 +132,8 @@ def test_a_wrong_call_is_refused_with_the_way_out(
     ("line", "sentence"),
     [
         ("{", "bad.jsonl:2: no JSON"),
+        ("[" * 100_000, "bad.jsonl:2: no JSON that can be read (nested too deeply)"),
+        ('{"id": "b", "answer_text": "5", "gold": NaN, "expected": true}', "NaN is no number of JSON"),
         ("[]", "bad.jsonl:2: a case is an object, got list"),
         ('{"id": "b", "answer_text": "5", "gold": "5"}', "bad.jsonl:2: 'expected' is missing"),
         ('{"id": "b", "answer_text": 5, "gold": "5", "expected": true}', "'answer_text' must be a string, got 5"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from upweight import TrainArgs, Trainer
+from upweight.cli.main import main
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
@@ -113,3 +114,24 @@ def test_the_glossary_has_every_key_of_rewards_json(make: Callable[..., Trainer]
     (_, section) = GLOSSARY.read_text(encoding="utf-8").split("## rewards.json\n")
     explained = re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], flags=re.MULTILINE)
     assert explained == list(json.loads((result.folder / "rewards.json").read_text())["two"])
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "return [float('inf') for _ in completions]",
+            "upweight: The reward function 'mine' must return finite numbers",
+        ),
+        ("return completions[1:]", "upweight: The reward function 'mine' returned 0 rewards for 1 completions"),
+    ],
+)
+def test_a_function_that_returns_no_rewards_is_a_wrong_call_and_not_a_failed_run(
+    body: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tried on one row before a model is loaded: exit code 2, one line, no traceback."""
+    (tmp_path / "rewards.py").write_text(f"def mine(completions, **_):\n    {body}\n")
+    assert main(["train", "--dry-run", "--reward", f"{tmp_path / 'rewards.py'}:mine"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(sentence)
+    assert "traceback" not in line

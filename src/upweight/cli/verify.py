@@ -58,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
         0, whatever the verdicts: the audit itself went through.
 
     Raises:
-        UsageError: a flag, a file or a verifier that does not exist, or a row that is no case.
+        UsageError: a flag, a file or a verifier that does not exist, a row that is no case, or a verifier that
+            returned something that is no reward.
         SystemExit: 0 after `--help`.
     """
     call = read_call(argv, VerifyCall, PROGRAM, DESCRIPTION)
@@ -115,6 +116,8 @@ def as_text(cases: Sequence[Case], audits: Sequence[Audit]) -> str:
             lines += [f"{one.verifier}: {label}: {_shown(by_id[i])}" for i in wrong[:SHOWN]]
             if len(wrong) > SHOWN:
                 lines.append(f"{one.verifier}: and {len(wrong) - SHOWN} more of these; --json lists all")
+        if one.first_error:
+            lines.append(f"{one.verifier}: the first error: {one.first_error}")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from upweight.objective.errors import UsageError
 from upweight.rewards.builtin import BUILT_IN
+from upweight.rewards.contract import RefusedReward, RewardError
 from upweight.rewards.lookup import find_rewards
 from upweight.rewards.runner import DEFAULT_TIMEOUT, make_runner
 from upweight.rewards.score import FAILURES, Score, Status
@@ -75,6 +76,9 @@ class Audit:
     errors: tuple[str, ...]
     """Ids: raised or timed out; in none of the other lists, and no agreement."""
 
+    first_error: str
+    """Why the first of them failed; "" where none did."""
+
     not_to_be_judged: tuple[str, ...]
     """Ids: scored 0 where the gold answer has no value, so that there should be no score."""
 
@@ -100,6 +104,7 @@ class Audit:
             "false_positive": list(self.false_positive),
             "false_negative": list(self.false_negative),
             "errors": list(self.errors),
+            "first_error": self.first_error,
             "not_to_be_judged": list(self.not_to_be_judged),
             "unstable": list(self.unstable),
             "seconds": round(self.seconds, 6),
@@ -135,7 +140,8 @@ def read_cases(path: str | None = None) -> list[Case]:
         try:
             text, name = Path(path).read_text("utf-8-sig"), path
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The cases file '{path}' cannot be read: {error}.") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"The cases file '{path}' cannot be read: {why}.") from error
     cases: dict[str, Case] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -160,9 +166,10 @@ def audit(cases: Sequence[Case], verifier: str = "accuracy", *, repeat: int = 1)
 
     Raises:
         UsageError: an unknown verifier, or several at once.
-        RewardError: the function returned something that is no reward.
+        RefusedReward: the function returned something that is no reward.
     """
     judge, close = _judge_of(verifier)
+    first_error = ""
     try:
         verdicts: list[list[bool | str | None]] = []
         times: list[float] = []
@@ -172,18 +179,28 @@ def audit(cases: Sequence[Case], verifier: str = "accuracy", *, repeat: int = 1)
             longest = 0.0
             for _ in range(repeat):
                 before = time.perf_counter()
-                one.append(_verdict(judge(case)))
+                score = judge(case)
                 longest = max(longest, time.perf_counter() - before)
+                one.append(_verdict(score))
+                if score.status in FAILURES:
+                    first_error = first_error or score.why
             verdicts.append(one)
             times.append(longest)
         seconds = time.perf_counter() - start
+    except RewardError as error:
+        raise RefusedReward(str(error)) from error
     finally:
         close()
-    return _summary(verifier, cases, verdicts, times, seconds)
+    return _summary(verifier, cases, verdicts, times, seconds, first_error)
 
 
 def _summary(
-    verifier: str, cases: Sequence[Case], verdicts: Sequence[Sequence[object]], times: Sequence[float], seconds: float
+    verifier: str,
+    cases: Sequence[Case],
+    verdicts: Sequence[Sequence[object]],
+    times: Sequence[float],
+    seconds: float,
+    first_error: str,
 ) -> Audit:
     false_positive, false_negative, errors, not_to_be_judged, unstable = [], [], [], [], []
     agree = 0
@@ -207,6 +224,7 @@ def _summary(
         false_positive=tuple(false_positive),
         false_negative=tuple(false_negative),
         errors=tuple(errors),
+        first_error=first_error,
         not_to_be_judged=tuple(not_to_be_judged),
         unstable=tuple(unstable),
         seconds=seconds,
@@ -240,7 +258,11 @@ def _judge_of(verifier: str) -> tuple[Judge, Callable[[], None]]:
     def judge(case: Case) -> Score:
         return runner.score([Prompt(row=0, text="", answer=case.gold)], [case.answer_text])[0]
 
-    judge(Case(id="", answer_text="\\boxed{1}", gold="1", expected=True))
+    try:
+        runner.check(Prompt(row=0, text="", answer="1"))
+    except UsageError:
+        runner.close()
+        raise
     return judge, runner.close
 
 
@@ -270,11 +292,17 @@ def make_math_verify(_options: Mapping[str, Any]) -> Callable[[Mapping[str, str]
     return judge
 
 
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON; a gold answer of that name is a string")
+
+
 def _case(line: str, place: str) -> Case:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_no_number)
     except ValueError as error:
         raise UsageError(f"{place}: no JSON ({error}).") from error
+    except RecursionError as error:
+        raise UsageError(f"{place}: no JSON that can be read (nested too deeply).") from error
     if not isinstance(row, dict):
         raise UsageError(f"{place}: a case is an object, got {type(row).__name__}.")
     for field, kind, must in (

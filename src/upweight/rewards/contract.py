@@ -4,6 +4,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 
+from upweight.objective.errors import UsageError
 from upweight.rewards.score import Score, Status
 from upweight.tasks.prompt import Message
 
@@ -26,6 +27,10 @@ def text_of(completion: Completion) -> str:
 
 class RewardError(ValueError):
     """A reward function returned something that is no reward, or failed on too many answers."""
+
+
+class RefusedReward(RewardError, UsageError):
+    """A reward function returned something that is no reward when it was tried, before anything depended on it."""
 
 
 RewardFunction = Callable[..., object]

@@ -116,7 +116,7 @@ def _one(text: str) -> Named:
     if ".py:" in name:
         path, _, attribute = name.rpartition(":")
         source = f"{Path(path).expanduser().resolve()}:{attribute}"
-    elif "." in name and not name.endswith(".py") and ":" not in name:
+    elif "." in name.lstrip(".") and not name.startswith(".") and not name.endswith(".py") and ":" not in name:
         source = ":".join(name.rsplit(".", 1))
     elif name.endswith(".py"):
         raise UsageError(f"'{name}' is a file: say which of its functions is the reward, as in {name}:reward.")
@@ -152,7 +152,7 @@ def _module(name: str, source: str) -> ModuleType:
                     f"{', '.join([*BUILT_IN, *WITH_PARAMETERS])}."
                 ) from error
             raise _broken(name, error) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _broken(name, error) from error
 
 
@@ -171,13 +171,13 @@ def _module_of_file(place: str) -> ModuleType:
     try:
         with _from_here(str(path.parent)):
             spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script's sys.exit() would end the run without a word
         del sys.modules[name]
         raise _broken(place, error) from error
     return module
 
 
-def _broken(place: str, error: Exception) -> UsageError:
+def _broken(place: str, error: Exception | SystemExit) -> UsageError:
     first = str(error).partition("\n")[0]
     return UsageError(f"'{place}' cannot be imported: it raises {type(error).__name__}: {first}")
 

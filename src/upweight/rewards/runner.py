@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.rewards.contract import Completion, RewardError, RewardFunction, read_rewards
+from upweight.rewards.contract import Completion, RefusedReward, RewardError, RewardFunction, read_rewards
 from upweight.rewards.isolated import IsolatedFunction
 from upweight.rewards.lookup import Named, find_rewards, source_of
 from upweight.rewards.score import FAILURES, Score, Status
@@ -124,7 +124,7 @@ class RewardRunner:
 
         Raises:
             UsageError: a function needs a column that the data does not have: by its signature, or as a `KeyError`.
-            RewardError: a function returned something that is no reward.
+            RefusedReward: a function returned something that is no reward.
 
         Any other exception is logged and left to the run: it may be about this one answer.
         """
@@ -134,10 +134,13 @@ class RewardRunner:
                 if needed not in _OWN and needed not in available:
                     raise _missing(name, needed, available)
             answer = _Answer(prompt=prompt, text=prompt.answer or "", token_ids=())
-            if name in self._isolated:
-                self._judge_isolated(name, function, [answer])
-                continue
-            returned = self._attempt(name, function, [answer])
+            try:
+                if name in self._isolated:
+                    self._judge_isolated(name, function, [answer])
+                    continue
+                returned = self._attempt(name, function, [answer])
+            except RewardError as error:
+                raise RefusedReward(str(error)) from error
             if isinstance(returned, KeyError) and _takes_everything(function):
                 # kwargs["solution"]: no signature shows this need.
                 column = returned.args[0] if returned.args else None
