@@ -60,6 +60,7 @@ def data(tmp_path: Path) -> Path:
         ("--model tiny --samples two", "must be a whole number, or none. Got 'two' instead."),
         ("--model tiny --seeds 3", "the greedy one has no seed. Add --samples or --k."),
         ("--model tiny --seeds 0 --k 1", "must be at least 1. Got 0"),
+        ("--model tiny --seed 9223372036854775808", "must be at most 2**63 - 1. Got 9223372036854775808 instead."),
         ("--model tiny --limit 0", "must be at least 1. Got 0"),
         ("--model tiny --temperature 0 --k 1", "must be above 0. Got 0.0 instead. At 0 all samples"),
         ("--model tiny --top_p 1.5", "must be above 0 and at most 1"),

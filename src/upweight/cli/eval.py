@@ -13,6 +13,7 @@ import tyro
 
 from upweight.cli.words import read_call
 from upweight.objective.errors import UsageError, bad_parameter
+from upweight.train.check import LARGEST_SEED
 
 if TYPE_CHECKING:
     from upweight.evaluate.compare import Comparison
@@ -176,6 +177,8 @@ def check(call: EvalCall) -> None:
     ):
         if value is not None and value < least:
             raise bad_parameter(flag, PROGRAM, f"at least {least}", value)
+    if call.seed > LARGEST_SEED:
+        raise bad_parameter("--seed", PROGRAM, "at most 2**63 - 1", call.seed)
     if not 0 < call.top_p <= 1:
         raise bad_parameter("--top_p", PROGRAM, "above 0 and at most 1", call.top_p)
     _check_ks(call)
