@@ -116,6 +116,7 @@ def test_without_cases_it_runs_the_conformance_set(capsys: pytest.CaptureFixture
         (["--verifier", "mine.py:now_and_then"], "'now_and_then' must return a list with one reward per completion"),
         (["--verifier", "mine.py:wants_gold"], "needs the column 'gold', which the data does not have"),
         (["--verifier", "leaves.py:judge"], "cannot be imported: it raises SystemExit: 7"),
+        (["--verifier", "mine.py:failing:5"], "'mine.py:failing:5' has one colon too many"),
         (["--verifier", ".judge"], "There is no reward '.judge'"),
         (["--repeat", "2", "--repeat=3"], "'--repeat' is there twice. Keep one of them."),
         (["--cases"], "needs a value"),

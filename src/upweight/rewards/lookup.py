@@ -115,6 +115,8 @@ def _one(text: str) -> Named:
         return Named(name=kind, function=_with_parameters(kind, parameters), weight=factor, source=None, built_in=True)
     if ".py:" in name:
         path, _, attribute = name.rpartition(":")
+        if not path.endswith(".py"):
+            raise UsageError(f"'{name}' has one colon too many: a function in a file is file.py:function.")
         source = f"{Path(path).expanduser().resolve()}:{attribute}"
     elif "." in name.lstrip(".") and not name.startswith(".") and not name.endswith(".py") and ":" not in name:
         source = ":".join(name.rsplit(".", 1))
