@@ -127,6 +127,17 @@ def test_other_families_windows_and_dropout_go_through_their_own_forward() -> No
         assert float((scores - one_by_one(model)).detach().abs().max()) < 1e-5
 
 
+def test_a_model_that_something_is_wrapped_around_goes_through_its_own_forward() -> None:
+    class Wrapped(torch.nn.Module):
+        """As an adapter library does it: the model sits one level deeper, its attributes shine through."""
+
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.model, self.config, self.lm_head = inner, inner.config, inner.lm_head
+
+    assert not Decoder.fits(Wrapped(model_of("llama")))
+
+
 def test_a_head_with_a_bias_is_not_forgotten() -> None:
     model = model_of("llama")
     model.lm_head = torch.nn.Linear(48, 258)

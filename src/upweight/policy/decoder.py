@@ -46,8 +46,10 @@ class Decoder:
         On devices other than the CPU the answer is no: `TreeAttention` is written for the CPU's kernels.
         """
         config = getattr(model, "config", None)
-        if getattr(config, "model_type", None) not in FAMILIES or not hasattr(model, "model"):
-            return False
+        core = getattr(model, "model", None)
+        parts = (hasattr(core, part) for part in ("embed_tokens", "layers", "norm", "rotary_emb"))
+        if getattr(config, "model_type", None) not in FAMILIES or not all(parts) or not hasattr(model, "lm_head"):
+            return False  # another family, or one that something is wrapped around
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         on_cpu = next(iter(model.parameters())).device.type == "cpu"
