@@ -18,7 +18,7 @@ QUICK = "ratio.answers=16&ratio.lengths=20,40&mismatch.batches=4&kl.samples=1000
 """A state that is drawn at once, for tests of something else than its numbers."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: its event loop runs in this thread, where other tests start their own
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright, which drives a browser, is not installed")
     chromium = shutil.which("chromium")

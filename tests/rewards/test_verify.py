@@ -161,14 +161,16 @@ if __name__ == "__main__":
     assert [tuple(pair) for pair in json.loads(done.stdout)] == here
 
 
-def test_five_thousand_plain_integers_are_judged_in_a_second() -> None:
-    completions = [f"<think>Let me see.</think> So it is \\boxed{{{i}}}." for i in range(2_000)]
-    best = math.inf
-    for _ in range(3):
-        start = time.perf_counter()
-        assert all(verify(text, str(i)).value == 1.0 for i, text in enumerate(completions))
-        best = min(best, time.perf_counter() - start)
-    assert len(completions) / best > 5_000
+def test_plain_numbers_are_judged_without_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bench/verifier.py says how many a second."""
+
+    def no_worker() -> None:
+        raise AssertionError("a worker was asked")
+
+    monkeypatch.setattr(symbolic, "symbolic_pool", no_worker)
+    for i in range(50):
+        assert verify(f"<think>Let me see.</think> So it is \\boxed{{{i}}}.", str(i)).value == 1.0
+        assert verify(f"#### {i}/7", f"{i + 1}/7").value == 0.0
 
 
 def test_a_symbolic_comparison_that_hangs_costs_that_answer_alone(
