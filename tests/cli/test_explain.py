@@ -28,6 +28,15 @@ def explained(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, object
     return content
 
 
+def assert_refused(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, exit code 2, and nothing printed before."""
+    assert main(["explain", *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_each_published_row_is_explained_as_it_is_trained(row: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = explained(capsys, row)["flags"]
@@ -82,11 +91,7 @@ def test_what_train_refuses_is_explained_and_refused_in_the_same_words(
 def test_a_value_that_means_nothing_is_one_sentence_and_nothing_printed(
     line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", *line.split()]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert words in shown.err
-    assert len(shown.err.splitlines()) == 1
+    assert_refused(line, words, capsys)
 
 
 def test_the_overlong_buffer_of_dapo_follows_the_budget_or_its_symbol() -> None:
@@ -169,11 +174,7 @@ def test_pairs_switches_and_whole_names_are_read_as_the_other_trainer_reads_them
 def test_a_wrong_setting_of_another_trainer_is_one_sentence(
     line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", *line.split()]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert words in shown.err
-    assert len(shown.err.splitlines()) == 1
+    assert_refused(line, words, capsys)
 
 
 @pytest.mark.parametrize(
