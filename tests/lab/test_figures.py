@@ -111,6 +111,7 @@ def test_the_chapter_shows_every_figure() -> None:
         assert f"](lab/{name}.svg)" in text
 
 
+@pytest.mark.slow
 def test_one_script_draws_the_figures_of_both_pages_and_no_other(tmp_path: Path) -> None:
     script: Any = runpy.run_path(str(DOCS / "lab" / "figures.py"))
     assert script["draw_all"](tmp_path, QUICK_WORLD.split()) == 0

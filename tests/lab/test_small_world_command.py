@@ -88,6 +88,7 @@ def test_the_printed_tables_keep_the_smallest_and_the_largest_group() -> None:
     assert brief["advantages"].sentences == full["advantages"].sentences
 
 
+@pytest.mark.slow
 def test_the_printed_tables_fit_a_terminal_of_80_characters() -> None:
     out = io.StringIO()
     parameters = SmallWorldParameters(group_sizes=(2, 64), samples=2, updates=2)

@@ -185,6 +185,7 @@ def test_a_symbolic_comparison_that_hangs_costs_that_answer_alone(
         assert right(boxed("5"), "5")
 
 
+@pytest.mark.slow
 def test_a_thousand_hostile_answers_leave_no_extra_process(tmp_path: Path) -> None:
     symbolic.symbolic_pool().start()
     before = below(os.getpid())
