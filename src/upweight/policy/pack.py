@@ -128,15 +128,8 @@ class TreeAttend:
 
 def padded(rows: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
     """[n, heads, D] -> [B, heads, L, D], zero where nothing goes."""
-    if len(rows) < shape[0] * shape[1]:
-        rows = rows.new_zeros(shape[0] * shape[1], *rows.shape[1:]).index_copy(0, slots, rows)
-    else:
-        rows = rows[torch.argsort(slots)] if not _in_order(slots) else rows
-    return rows.view(*shape, *rows.shape[1:]).transpose(1, 2)
-
-
-def _in_order(slots: Tensor) -> bool:
-    return bool((slots[1:] > slots[:-1]).all())
+    table = rows.new_zeros(shape[0] * shape[1], *rows.shape[1:]).index_copy(0, slots, rows)
+    return table.view(*shape, *rows.shape[1:]).transpose(1, 2)
 
 
 def unpadded(table: Tensor, slots: Tensor) -> Tensor:
