@@ -34,8 +34,6 @@ def one_run(preset: str, seed: int, options: argparse.Namespace, folder: Path) -
         minibatches=options.minibatches,
         learning_rate=LEARNING_RATE,
         output_dir=str(folder / f"{preset}-{seed}"),
-        rollouts_every=0,
-        eval_prompts=512,
     )
     result = Trainer(args=args).train()
     if result.before is None or result.after is None:

@@ -17,7 +17,7 @@ from upweight.policy.warmup import SMOOTHED, TINY_WARM_UP, warm_up
 from upweight.rewards.runner import make_runner
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.registry import make_task
-from upweight.train.trainer import worked_examples
+from upweight.train.run import worked_examples
 
 
 def one_seed(seed: int, steps: int, every: int) -> list[tuple[int, float, float]]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from upweight.objective.errors import UsageError
 from upweight.train.from_trl import read_trl
-from upweight.train.trainer import Trainer, TrainResult
+from upweight.train.run import TrainResult
+from upweight.train.trainer import Trainer
 
 
 class GRPOConfig(SimpleNamespace):

@@ -13,7 +13,7 @@ from upweight.cli.main import main
 # One digit and ten steps of warm-up: a third of the answers are right, so that nearly every group has something to
 # teach, and a step trains also where no KL does.
 SHORT = [
-    *("--model tiny --max_steps 2 --prompts_per_step 8 --eval_prompts 8 --device cpu".split()),  # noqa: SIM905
+    *("--model tiny --max_steps 2 --prompts_per_step 8 --device cpu".split()),  # noqa: SIM905
     *("--task", "arithmetic:digits=1", "--sft_steps", "10"),
 ]
 

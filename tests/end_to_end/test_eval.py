@@ -62,8 +62,8 @@ def test_the_held_out_accuracy_of_a_run_is_what_eval_finds_for_its_checkpoint(
     train: Callable[..., Any], evaluate: Evaluate, tmp_path: Path
 ) -> None:
     task = ("--task", "arithmetic:digits=1,terms=3")
-    run = train(*NO_STEP, *task, "--sft_steps", "200", "--eval_prompts", "100", run=tmp_path / "run").run
-    _, found = evaluate("--model", str(run / "checkpoint-1"), *task, "--limit", "100")
+    run = train(*NO_STEP, *task, "--sft_steps", "200", run=tmp_path / "run").run
+    _, found = evaluate("--model", str(run / "checkpoint-1"), *task, "--limit", "256")
     own = [json.loads(line) for line in (run / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()][-1]
     assert own["step"] == 1
     assert 0 < own["accuracy"] < 1

@@ -18,7 +18,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 @contextmanager
 def running(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """A run that would take a thousand steps; gone at the end of the block."""
-    words = ["--model", "tiny", "--max_steps", "1000", "--sft_steps", "20", "--eval_prompts", "8", "--device", "cpu"]
+    words = ["--model", "tiny", "--max_steps", "1000", "--sft_steps", "20", "--device", "cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "upweight.cli.main", "train", *words, "--output_dir", str(folder), *flags],
         env={**os.environ, "PYTHONPATH": str(SOURCES)},

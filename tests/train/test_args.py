@@ -10,7 +10,7 @@ from upweight.objective.errors import UsageError
 from upweight.objective.presets import PRESETS, preset
 from upweight.tasks.registry import make_task
 from upweight.train.resolve import resolve_args
-from upweight.train.trainer import flat_config
+from upweight.train.run import flat_config
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import upweight.train.trainer as room
+import upweight.train.run as room
 from upweight import TrainArgs, Trainer
 from upweight.objective.errors import UsageError
 from upweight.objective.presets import preset
@@ -21,7 +21,7 @@ from upweight.rollout.completion import Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.train.handshake import HandshakeError
 from upweight.train.resolve import resolve_args
-from upweight.train.trainer import TrainResult, flat_config
+from upweight.train.run import TrainResult, flat_config
 
 ROWS = [{"prompt": f"say {n}", "answer": "x", "level": n} for n in range(6)]
 
@@ -100,11 +100,10 @@ def test_a_checkpoint_loads_with_the_auto_classes_and_answers_the_same(run: Run,
 
 
 def test_checkpoints_come_as_often_as_asked_and_at_the_end(run: Run) -> None:
-    """--save_every 2 of 3 steps; --eval_every 1; --rollouts_every 0."""
-    result = run(max_steps=3, save_every=2, eval_every=1, rollouts_every=0, eval_rows=ROWS[:1])
+    """--save_every 2 of 3 steps; --eval_every 1."""
+    result = run(max_steps=3, save_every=2, eval_every=1, eval_rows=ROWS[:1])
     assert sorted(path.name for path in result.folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
     assert [row["step"] for row in rows_of(result.folder / "evaluations.jsonl")] == [0, 1, 2, 3]
-    assert list(result.folder.glob("rollouts/*")) == []
 
 
 def test_the_saved_configuration_is_the_one_that_ran(run: Run) -> None:
@@ -113,7 +112,7 @@ def test_the_saved_configuration_is_the_one_that_ran(run: Run) -> None:
     result = run(objective=objective, learning_rate=0.02, top_k=5)
     config = json.loads((result.folder / "config.json").read_text())
     assert (config["kl_coef"], config["clip"], config["learning_rate"], config["top_k"]) == (0.1, 0.3, 0.02, 5)
-    decided = "max_new_tokens learning_rate sft_steps output_dir device handshake_tolerance overlong_buffer reward"
+    decided = "max_new_tokens learning_rate sft_steps output_dir device overlong_buffer reward"
     assert [name for name in decided.split() if config[name] is None] == []
     assert set(config) == set(flat_config(TrainArgs()))
     assert [row["kl"] is None for row in rows_of(result.folder / "metrics.jsonl")] == [False, False]

@@ -20,7 +20,6 @@ from upweight.objective.presets import PRESETS
 from upweight.train.args import TrainArgs
 
 ELSEWHERE = {
-    "resume": "A run cannot be resumed yet; --model RUN/checkpoint-N starts a new one from its weights.",
     "lr": "It is --learning_rate.",
     "beta": "The weight of the KL is --kl_coef.",
     "num_generations": "Answers per prompt are --group_size.",

@@ -9,6 +9,7 @@ import tyro
 from upweight.cli.flags import Call, resolve
 from upweight.objective.dialects import Translation
 from upweight.train.check import check_args
+from upweight.train.launch import Launch
 
 PROGRAM = "upweight train"
 
@@ -24,7 +25,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainCall(Call):
+class TrainCall(Call, Launch):
     """One call of `upweight train`, as far as the command line alone tells."""
 
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -49,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     # Only now: PyTorch takes seconds to load, and a wrong flag should not cost them.
     from upweight.train.trainer import Trainer
 
-    trainer = Trainer(args=call.args)
+    trainer = Trainer(args=call.args, launch=call)
     for sentence in translation.unmatched if translation else ():
         print(f"note: {sentence}")
     if call.dry_run:

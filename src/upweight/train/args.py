@@ -90,8 +90,12 @@ class TrainArgs:
     """Top-k sampling, 0 = off; the kept set is replayed likewise."""
 
     resample_budget: int = 4
-    """With resample: at most this many rounds of sampling a step. Used up: train on the informative groups
-    there are; skip the step where there is none."""
+    """With resample: at most this many rounds of sampling a step."""
+
+    when_starved: Literal["stop", "train", "skip"] = "train"
+    """With resample, a step that has used up its budget and still lacks informative groups: stop the run after saving;
+    train on those there are (without an update where there is none); or skip the update and keep them for the next
+    step."""
 
     learning_rate: float | None = None
     """Peak of AdamW's learning rate; 5e-4 for a model below ten million parameters, 1e-5 for every
@@ -117,24 +121,21 @@ class TrainArgs:
     save_every: int = 0
     """Write a checkpoint every so many steps; 0 = only at the end."""
 
+    keep_checkpoints: int = 3
+    """The newest checkpoints that are kept, beside the one with the best held-out accuracy; 0 = all."""
+
     eval_every: int = 0
     """Held-out greedy accuracy every so many steps; 0 = only before and after."""
-
-    eval_prompts: int = 256
-    """Held-out prompts an evaluation uses, at most."""
-
-    rollouts_every: int = 1
-    """Write the step's prompts, answers and scores to RUN/rollouts every so many steps; 0 = never."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights and the passes. Log-softmax is float32 always."""
 
+    fp32_head: bool = False
+    """With bfloat16: the product with the head in float32 too, when sampling and when training. The logits are then no
+    longer rounded to 8 bits."""
+
     device: str = "auto"
     """auto takes a GPU where there is one; or cpu, cuda, cuda:1."""
-
-    handshake_tolerance: float | None = None
-    """Largest mean |log-prob difference| between sampler and trainer before the first step (nats);
-    1e-3 in float32, 5e-2 in bfloat16 where not given."""
 
     @classmethod
     def from_flags(cls, **flags: Any) -> "TrainArgs":

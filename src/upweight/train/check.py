@@ -26,7 +26,6 @@ _AT_LEAST_ONE = {
     "micro_batch_tokens": ("tokens", ""),
     "max_new_tokens": ("tokens", ""),
     "resample_budget": ("rounds of sampling", "to sample once, set --resample false"),
-    "eval_prompts": ("prompts", ""),
 }
 
 _AT_LEAST_ZERO = {
@@ -36,8 +35,8 @@ _AT_LEAST_ZERO = {
     "max_grad_norm": ("", "0 turns clipping of the gradient off"),
     "sft_steps": ("steps", "0 leaves the warm-up out"),
     "save_every": ("steps", "0 saves at the end only"),
+    "keep_checkpoints": ("checkpoints", "0 keeps all"),
     "eval_every": ("steps", "0 evaluates before and after only"),
-    "rollouts_every": ("steps", "0 writes none"),
     "seed": ("", ""),
     "max_reward_errors": ("", "0 stops at the first failure, 1 never"),
 }
@@ -45,7 +44,6 @@ _AT_LEAST_ZERO = {
 _ABOVE_ZERO = {
     "temperature": ("", "0 would always sample the same answer, so no group could differ; 1 samples as the model says"),
     "learning_rate": ("", "5e-4 suits tiny, 1e-5 other models"),
-    "handshake_tolerance": ("nats", ""),
     "reward_timeout": ("seconds", ""),
 }
 

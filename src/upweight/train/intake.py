@@ -16,6 +16,9 @@ from upweight.train.source import check_fits
 JUDGED_GOLDS = 20_000
 """Rows whose gold answer is tried, at most: at 5,000 a second that takes four seconds."""
 
+EVAL_PROMPTS = 256
+"""Held-out prompts that an evaluation during a run uses, at most; `upweight eval` uses all of them."""
+
 ENDLESS_SAMPLE = 64
 """Prompts of an endless task that are measured."""
 
@@ -39,7 +42,7 @@ def fitting(task: Task, policy: Policy, args: TrainArgs) -> Task:
     budget = known(args.max_new_tokens)
     if not isinstance(task, PromptsTask):
         draws = task.stream(args.seed).take(task.size or ENDLESS_SAMPLE)
-        for prompt in [draw.prompt for draw in draws] + list(task.held_out[: args.eval_prompts]):
+        for prompt in [draw.prompt for draw in draws] + list(task.held_out[:EVAL_PROMPTS]):
             check_fits(prompt, len(policy.encode(prompt)), budget, policy.context_length)
         return task
     room = policy.context_length - budget

@@ -18,10 +18,6 @@ TINY = "tiny"
 TINY_LEARNING_RATE = 5e-4
 LEARNING_RATE = 1e-5
 
-HANDSHAKE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Nats, mean |log-prob difference| at equal weights: float32 measures 1e-6, bfloat16 about 1e-2."""
-
-
 SMALL = 10_000_000
 """Parameters below which a model takes tiny's learning rate."""
 
@@ -53,7 +49,6 @@ def resolve_args(args: TrainArgs, task: Task, device: str, parameters: int | Non
         sft_steps=_or(args.sft_steps, TINY_WARM_UP.steps if tiny and task.demonstrations(1, args.seed) else 0),
         output_dir=run_folder(args, task) if args.output_dir is None else args.output_dir,
         device=device,
-        handshake_tolerance=_or(args.handshake_tolerance, HANDSHAKE_TOLERANCE[args.dtype]),
     )
 
 

@@ -1,0 +1,25 @@
+"""`Launch`: how a run is started. What is computed is `TrainArgs`; nothing here changes a number. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a run is started, and where its memory goes."""
+
+    resume: str | None = None
+    """Go on from a checkpoint: auto takes the newest whole one of --output_dir (and starts afresh where there is
+    none); else a folder RUN/checkpoint-N, or RUN."""
+
+    resume_override: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on even where model, tokenizer, data or objective are not those that the checkpoint was made with."""
+
+    shard: Literal["none", "full"] = "none"
+    """With several processes (torchrun): every one holds the whole model, or each a part of weights, gradients and
+    moments (FSDP2)."""
+
+    gradient_checkpointing: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Recompute a layer's activations in the backward pass instead of keeping them: less memory, more time."""
