@@ -17,6 +17,7 @@ from upweight.train.args import TrainArgs
 from upweight.train.batch import make_batch, with_advantages
 from upweight.train.optimizer import MasterAdamW, learning_rate
 from upweight.train.plan import cut, plan_updates
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, MicroBatch, StepReport, Update, UpdateResult
 from upweight.train.report import make_report
 from upweight.train.resolve import known
@@ -41,6 +42,9 @@ class Learner:
 
     args: TrainArgs
     """The run's configuration, resolved."""
+
+    ranks: Ranks = ALONE
+    """The processes that share a step."""
 
 
 def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
