@@ -24,6 +24,7 @@ from upweight.train.handshake import TOLERANCE, shake_hands
 from upweight.train.intake import EVAL_PROMPTS
 from upweight.train.launch import Launch
 from upweight.train.optimizer import MasterAdamW
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import StepReport
 from upweight.train.resolve import TINY, known
 from upweight.train.signals import GracefulStop
@@ -62,7 +63,15 @@ class Run:
     """One run under way: everything is loaded and claimed."""
 
     def __init__(
-        self, *, args: TrainArgs, task: Task, policy: Policy, runner: RewardRunner, folder: RunFolder, launch: Launch
+        self,
+        *,
+        args: TrainArgs,
+        task: Task,
+        policy: Policy,
+        runner: RewardRunner,
+        folder: RunFolder,
+        launch: Launch,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.args = args
         self.task = task
@@ -70,6 +79,7 @@ class Run:
         self.runner = runner
         self.folder = folder
         self.launch = launch
+        self.ranks = ranks
         self.engine: Engine = LocalEngine(policy)
         self.sampling = Sampling(
             max_new_tokens=known(args.max_new_tokens),
@@ -95,6 +105,7 @@ class Run:
             optimizer=MasterAdamW(self.policy.model.parameters(), weight_decay=self.args.weight_decay),
             source=self._source(),
             args=self.args,
+            ranks=self.ranks,
         )
         steps, checkpoint, after = self._steps(learner)
         draw_curve(self.folder.path)
