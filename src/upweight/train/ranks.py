@@ -62,7 +62,7 @@ def shares(costs: Sequence[int], world: int) -> list[list[int]]:
 
     Example:
         >>> shares([5, 9, 4, 1], 2)
-        [[1], [0, 2, 3]]
+        [[1, 3], [0, 2]]
     """
     mine: list[list[int]] = [[] for _ in range(world)]
     loads = [0] * world
@@ -82,6 +82,6 @@ def share_of(lengths: Sequence[int], ranks: Ranks) -> list[int]:
 
     Example:
         >>> share_of([5, 9, 4, 1], Ranks(rank=1, world=2)), share_of([5, 9], ALONE)
-        ([0, 2, 3], [0, 1])
+        ([0, 2], [0, 1])
     """
     return shares(lengths, ranks.world)[ranks.rank]
