@@ -19,7 +19,7 @@ from upweight.train.args import TrainArgs
 from upweight.train.batch import make_batch, with_advantages
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.plan import plan_updates
-from upweight.train.records import Batch, Group, MicroBatch, Update
+from upweight.train.records import Batch, Group, MicroBatch, Update, Verdict
 from upweight.train.step import Learner, take_update
 
 
@@ -128,5 +128,6 @@ def trainer_gradient(
     args = TrainArgs(max_new_tokens=BUDGET, learning_rate=1.0, max_grad_norm=0.0, objective=objective)
     learner = Learner(policy=policy, reference=None, optimizer=recorder, source=None, args=args)
     result = take_update(learner, batch, update, lr=0.0)
-    assert result.stepped == bool(update.micro_batches)
+    assert result.verdict is (Verdict.STEP if recorder.gradients else Verdict.NOTHING)
+    assert update.micro_batches or not recorder.gradients
     return recorder.gradients[0] if recorder.gradients else torch.zeros_like(flat_gradient(policy.model))

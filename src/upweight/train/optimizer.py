@@ -1,7 +1,7 @@
 """AdamW with float32 master weights, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,6 +35,12 @@ class MasterAdamW:
             grad = param.grad.to(master.dtype)
             master.grad = grad if master.grad is None else master.grad.add_(grad)
             param.grad = None
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Each parameter with its gradient, collected; None where there is none."""
+        self.collect()
+        for param, master in zip(self._params, self._masters, strict=True):
+            yield param, master.grad
 
     def grad_norm(self) -> float:
         """Norm of the whole gradient; NaN or inf where any of it is."""

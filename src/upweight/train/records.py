@@ -4,6 +4,7 @@ Shape suffixes: B answers of a batch; N trainable tokens of the answers that are
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from torch import Tensor
@@ -115,6 +116,19 @@ class Update:
     """The passes; answers whose every coefficient is 0 are in none."""
 
 
+class Verdict(StrEnum):
+    """What becomes of an update."""
+
+    STEP = "step"
+    """The optimiser steps."""
+
+    NOTHING = "nothing to train"
+    """No gradient at all: neither old momentum nor weight decay moves the weights."""
+
+    NOT_FINITE = "not finite"
+    """The optimiser is left alone, and a `Fault` says why."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
     """What one optimiser step came to."""
@@ -125,8 +139,8 @@ class UpdateResult:
     grad_norm: float
     """Norm of the gradient before clipping."""
 
-    stepped: bool
-    """False where nothing could be trained or something was not finite, and the optimiser was left alone."""
+    verdict: Verdict
+    """Whether the optimiser stepped, and why not."""
 
     metrics: Sums
     """(sum, count) pairs over its passes."""
@@ -216,6 +230,9 @@ class StepReport:
 
     skipped_updates: int
     """Optimiser steps left out: nothing to train, or something not finite."""
+
+    nonfinite_steps: int
+    """Those of them left out because something was not finite."""
 
     ratio_mean: float | None
     """Mean importance ratio."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from upweight.objective.metrics import Sums, add_sums, metric_means, quantile
 from upweight.rewards.score import FAILURES, Status
 from upweight.rollout.completion import FinishReason
-from upweight.train.records import Batch, Group, Sampled, StepReport, UpdateResult
+from upweight.train.records import Batch, Group, Sampled, StepReport, UpdateResult, Verdict
 from upweight.train.source import is_informative
 
 
@@ -64,8 +64,9 @@ def make_report(
         trained_tokens=denominator,
         filtered_groups=len(sampled.discarded) + _left_out(sampled.groups, batch),
         rounds=sampled.rounds,
-        updates=sum(result.stepped for result in results),
-        skipped_updates=sum(not result.stepped for result in results),
+        updates=sum(result.verdict is Verdict.STEP for result in results),
+        skipped_updates=sum(result.verdict is not Verdict.STEP for result in results),
+        nonfinite_steps=sum(result.verdict is Verdict.NOT_FINITE for result in results),
         ratio_mean=means.get("ratio_mean"),
         ratio_p99=_tail(ratios, 0.99),
         ratio_max=_tail(ratios, 1.0),

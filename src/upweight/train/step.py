@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from upweight.policy.logprob import TokenScores
 from upweight.policy.policy import Policy
 from upweight.train.args import TrainArgs
 from upweight.train.batch import make_batch, with_advantages
+from upweight.train.guards import Guard, broken_inputs, find_fault, judge
 from upweight.train.optimizer import MasterAdamW, learning_rate
 from upweight.train.plan import cut, plan_updates
 from upweight.train.ranks import ALONE, Ranks
-from upweight.train.records import Batch, MicroBatch, StepReport, Update, UpdateResult
+from upweight.train.records import Batch, MicroBatch, StepReport, Update, UpdateResult, Verdict
 from upweight.train.report import make_report
 from upweight.train.resolve import known
 from upweight.train.source import GroupSource
@@ -46,6 +47,9 @@ class Learner:
     ranks: Ranks = ALONE
     """The processes that share a step."""
 
+    guard: Guard = field(default_factory=Guard)
+    """What was not finite."""
+
 
 def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
     """Sample, score, advantage, weights, loss, guard, step: the whole of it.
@@ -60,6 +64,7 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
     args, objective = learner.args, learner.args.objective
     max_new_tokens = known(args.max_new_tokens)
     started = time.perf_counter()
+    learner.guard.start()
 
     sampled = learner.source.next_groups(args.prompts_per_step)
     sample_seconds = time.perf_counter() - started
@@ -119,15 +124,21 @@ def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> Up
         ratios.append(terms.ratio.cpu())
         gaps.append(_required(terms.gap).cpu())
     grad_norm = optimizer.grad_norm()
-    stepped = bool(update.micro_batches) and math.isfinite(loss) and math.isfinite(grad_norm)
-    if stepped:
+    nll, _ = metrics.get("sampled_nll", (0.0, 0.0))  # one sum for all of the pass's log-probabilities
+    finite = math.isfinite(loss) and math.isfinite(nll) and not broken_inputs(batch, update)
+    verdict = judge(finite=finite, grad_norm=grad_norm, ranks=learner.ranks)
+    if verdict is Verdict.NOT_FINITE:
+        learner.guard.faults.append(
+            find_fault(policy, optimizer, batch, update, loss=loss, grad_norm=grad_norm, ranks=learner.ranks)
+        )
+    if verdict is Verdict.STEP:
         limit = learner.args.max_grad_norm
         optimizer.step(lr, scale=limit / grad_norm if 0 < limit < grad_norm else 1.0)
         policy.version += 1
     return UpdateResult(
         loss=loss,
         grad_norm=grad_norm,
-        stepped=stepped,
+        verdict=verdict,
         metrics=metrics,
         ratios=torch.cat(ratios) if ratios else torch.empty(0),
         gaps=torch.cat(gaps) if gaps else torch.empty(0),
