@@ -1,12 +1,15 @@
 """AdamW with float32 master weights, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from upweight.objective.errors import UsageError
 from upweight.train.args import TrainArgs
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.resolve import known
 
 
@@ -15,11 +18,30 @@ class MasterAdamW:
 
     For float32 and float64 parameters the masters are the parameters themselves. For bfloat16 ones a float32 copy
     takes the updates: at RL's learning rates an update is smaller than bfloat16's spacing and would round to nothing.
+    Of sharded parameters (FSDP2), each rank has the masters and the moments of its own part.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], *, weight_decay: float) -> None:
-        self._params = [p for p in parameters if p.requires_grad]
-        self._masters = [p.detach().float() if p.dtype.itemsize < 4 else p for p in self._params]
+    def __init__(
+        self,
+        parameters: Iterable[Tensor | tuple[str, Tensor]],
+        *,
+        weight_decay: float,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Take the parameters that are trained.
+
+        Args:
+            parameters: those that require a gradient are used; with their names, as `named_parameters()` gives them,
+                where the state is to be saved (else they are numbered).
+            weight_decay: as AdamW's.
+            ranks: who shares the passes of an update.
+        """
+        named = [(str(n), p) if isinstance(p, Tensor) else p for n, p in enumerate(parameters)]
+        self._names = [name for name, p in named if p.requires_grad]
+        self._params = [p for _, p in named if p.requires_grad]
+        self._ranks = ranks
+        self._sharded = any(hasattr(p, "to_local") for p in self._params)
+        self._masters = [p.detach().float() if p.dtype.itemsize < 4 else p for p in map(own_part, self._params)]
         self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay)
 
     def zero_grad(self) -> None:
@@ -32,21 +54,41 @@ class MasterAdamW:
         for param, master in zip(self._params, self._masters, strict=True):
             if master is param or param.grad is None:
                 continue
-            grad = param.grad.to(master.dtype)
+            grad = own_part(param.grad).to(master.dtype)
             master.grad = grad if master.grad is None else master.grad.add_(grad)
             param.grad = None
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Each parameter with its gradient, collected; None where there is none."""
+        """Each parameter with its gradient, collected; None where there is none. Of sharded ones, this rank's part."""
         self.collect()
         for param, master in zip(self._params, self._masters, strict=True):
             yield param, master.grad
 
+    def add_up(self) -> None:
+        """The sum of the ranks' gradients, on each; a collective. Of sharded parameters the passes have made it.
+
+        A parameter without a gradient on any rank stays without one: AdamW leaves it alone, as in one process.
+        """
+        self.collect()
+        if self._ranks.world == 1 or self._sharded:
+            return
+        there = self._ranks.sum(torch.tensor([float(master.grad is not None) for master in self._masters]))
+        used = [master for master, count in zip(self._masters, there.tolist(), strict=True) if count]
+        for dtype in sorted({master.dtype for master in used}, key=str):
+            masters = [master for master in used if master.dtype == dtype]
+            grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
+            flat = self._ranks.sum(torch.cat([grad.reshape(-1) for grad in grads]))
+            for master, part in zip(masters, torch.split(flat, [m.numel() for m in masters]), strict=True):
+                master.grad = part.view_as(master)
+
     def grad_norm(self) -> float:
-        """Norm of the whole gradient; NaN or inf where any of it is."""
+        """Norm of the whole gradient; NaN or inf where any of it is. A collective where parameters are sharded."""
         self.collect()
         grads = [master.grad for master in self._masters if master.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        if self._sharded:
+            norm = math.sqrt(float(self._ranks.sum(torch.tensor([norm], dtype=torch.float64) ** 2)))
+        return norm
 
     def step(self, lr: float, *, scale: float = 1.0) -> None:
         """One update with the gradients multiplied by `scale`."""
@@ -59,8 +101,58 @@ class MasterAdamW:
         self._adamw.step()
         with torch.no_grad():
             for param, master in zip(self._params, self._masters, strict=True):
-                if master is not param:
-                    param.copy_(master)
+                if master.dtype != param.dtype:
+                    own_part(param).copy_(master)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Moments, step counters and float32 masters, by name.
+
+        The names are `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME` and `master/NAME`, NAME the parameter's. Masters
+        are there only where they are not the parameters themselves, moments from the first update on. Of sharded
+        parameters it is this rank's part.
+        """
+        state: dict[str, Tensor] = {}
+        for name, param, master in zip(self._names, self._params, self._masters, strict=True):
+            for kind, value in self._adamw.state.get(master, {}).items():
+                state[f"{kind}/{name}"] = value.detach()
+            if master.dtype != param.dtype:
+                state[f"master/{name}"] = master.detach()
+        return state
+
+    def load_state_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_tensors` gave: the next update is the same to the bit.
+
+        Args:
+            state: by name; copied.
+
+        Raises:
+            UsageError: it belongs to other parameters.
+        """
+        kinds = ("step", "exp_avg", "exp_avg_sq")
+        owners = dict(zip(self._names, zip(self._params, self._masters, strict=True), strict=True))
+        for key, value in state.items():
+            kind, _, name = key.partition("/")
+            shape = tuple(owners[name][1].shape) if name in owners else None
+            if kind not in (*kinds, "master") or shape is None or (kind != "step" and tuple(value.shape) != shape):
+                raise UsageError(
+                    f"The optimiser's state holds {key!r} of shape {tuple(value.shape)}, which this model does not "
+                    "have: go on with the model that the checkpoint was made with."
+                )
+        for name, (param, master) in owners.items():
+            found = {kind: state[f"{kind}/{name}"].detach().clone() for kind in kinds if f"{kind}/{name}" in state}
+            self._adamw.state.pop(master, None)
+            if found:
+                self._adamw.state[master] = {
+                    kind: value.cpu() if kind == "step" else value.to(master.device) for kind, value in found.items()
+                }
+            if master.dtype != param.dtype:
+                with torch.no_grad():
+                    master.copy_(state[f"master/{name}"] if f"master/{name}" in state else own_part(param))
+
+
+def own_part(tensor: Any) -> Any:
+    """Of a sharded tensor (a DTensor) this rank's part, in the same memory; any other as it is."""
+    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def learning_rate(step: int, args: TrainArgs) -> float:

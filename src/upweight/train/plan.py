@@ -1,5 +1,6 @@
 """The plan of a step: which updates, which passes, and the weights that make the cut invisible."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from upweight.objective.correction import rejected_tokens
 from upweight.objective.spec import Objective
 from upweight.objective.weights import flat_token_weights
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, MicroBatch, Update
 
 
@@ -22,6 +24,7 @@ def plan_updates(
     micro_batch_tokens: int,
     max_new_tokens: int,
     shared: bool = False,
+    ranks: Ranks = ALONE,
 ) -> list[Update]:
     """Split a batch by prompt into `minibatches` optimiser steps, `epochs` times over.
 
@@ -37,6 +40,7 @@ def plan_updates(
         micro_batch_tokens: tokens of one pass; see `cut`.
         max_new_tokens: the generation budget, the constant of `seq-mean-token-sum-norm`.
         shared: whether a pass encodes a prompt once for all of its answers.
+        ranks: who shares the passes. The weights are those of the whole batch on every rank.
     """
     kept = _kept(batch, objective)
     parts = np.array_split(np.arange(len(batch.groups)), min(minibatches, max(1, len(batch.groups))))
@@ -52,10 +56,47 @@ def plan_updates(
             keep=None if kept is None else kept[inside],
         )
         answers = _answers_to_pass(batch, objective, inside)
-        updates.append(
-            Update(weights=weights, micro_batches=tuple(cut(batch, answers, micro_batch_tokens, shared=shared)))
-        )
+        passes = passes_of(batch, answers, micro_batch_tokens, shared=shared, ranks=ranks)
+        updates.append(Update(weights=weights, micro_batches=tuple(passes)))
     return updates * epochs
+
+
+def passes_of(
+    batch: Batch, answers: Sequence[int], micro_batch_tokens: int, *, shared: bool = False, ranks: Ranks = ALONE
+) -> list[MicroBatch]:
+    """This rank's passes over its share of the answers: about as many tokens as any other's, and as many passes.
+
+    The answers are laid in a row, those that go together side by side, and the row is cut into one stretch a rank.
+    A rank with fewer passes than another makes up for it with passes that do not count, over the shortest answer.
+
+    Args:
+        batch: whose answers they are.
+        answers: of all ranks, as indices into the batch's.
+        micro_batch_tokens: tokens of one pass; see `cut`.
+        shared: see `cut`.
+        ranks: who shares the answers.
+    """
+    if not answers:
+        return []
+    cuts = [cut(batch, share, micro_batch_tokens, shared=shared) for share in _stretches(batch, answers, shared, ranks)]
+    shortest = min(answers, key=lambda b: (len(batch.prompts[b]) + len(batch.completions[b].token_ids), b))
+    [spare] = cut(batch, [shortest], micro_batch_tokens)
+    missing = max(map(len, cuts)) - len(cuts[ranks.rank])
+    return cuts[ranks.rank] + [dataclasses.replace(spare, counts=False)] * missing
+
+
+def _stretches(batch: Batch, answers: Sequence[int], shared: bool, ranks: Ranks) -> list[list[int]]:
+    """The answers of each rank."""
+    if ranks.world == 1:
+        return [list(answers)]
+    prompts, completions = batch.prompts, batch.completions
+    sizes = {b: len(completions[b].token_ids) + (0 if shared else len(prompts[b])) for b in answers}
+    row = sorted(answers, key=lambda b: (int(batch.group_of[b]) if shared else 0, -sizes[b], b))
+    ends = np.cumsum([sizes[b] for b in row])
+    # An answer belongs to the rank that its middle falls to.
+    middles = (ends - np.array([sizes[b] for b in row]) / 2) / max(1, ends[-1])
+    owners = np.minimum((middles * ranks.world).astype(int), ranks.world - 1)
+    return [[b for b, owner in zip(row, owners, strict=True) if owner == rank] for rank in range(ranks.world)]
 
 
 def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int, *, shared: bool = False) -> list[MicroBatch]:

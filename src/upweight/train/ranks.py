@@ -1,19 +1,38 @@
 """The processes of a run, and what they say to each other. One process alone is the same code with nothing to say."""
 
-from collections.abc import Sequence
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from upweight.objective.errors import UsageError
+from upweight.train.heartbeat import Heartbeat
 
 _T = TypeVar("_T")
+
+LOOK_SECONDS = 0.2
+"""Between two looks whether the first process is done with what it does alone."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run is missing: says which, where it was, and what is known of the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """This process among those of the run. Every method is a collective: all ranks call it, in the same order."""
+    """This process among those of the run.
+
+    `sum`, `gather`, `agree`, `same` and `in_turn` are collectives: all ranks call them, in the same order.
+    """
 
     rank: int = 0
     """Of this process, from 0."""
@@ -21,14 +40,21 @@ class Ranks:
     world: int = 1
     """How many there are."""
 
+    local: int = 0
+    """Of this process among those of its machine, from 0."""
+
+    heartbeat: Heartbeat | None = None
+    """Tells the others where this process is; None alone."""
+
     @property
     def first(self) -> bool:
         """Whether this is the one that writes and speaks."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, on each; `tensor` is overwritten with it."""
+        """The sum over the ranks, on each, to the bit the same; `tensor` is overwritten with it."""
         if self.world > 1:
+            self._meet()
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
 
@@ -36,6 +62,7 @@ class Ranks:
         """Every rank's value, in the order of the ranks, on each."""
         if self.world == 1:
             return [value]
+        self._meet()
         values: list[_T] = [value] * self.world
         dist.all_gather_object(values, value)
         return values
@@ -44,9 +71,152 @@ class Ranks:
         """Whether it holds on all ranks."""
         return bool(self.sum(torch.tensor([float(not flag)])) == 0)
 
+    def same(self, tensors: Iterator[Tensor]) -> None:
+        """Overwrite the tensors with those of rank 0: another machine may have rounded otherwise."""
+        if self.world == 1:
+            return
+        self._meet()
+        with torch.no_grad():
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """On each machine, the first process goes in alone, however long it takes; then the others, all at once.
+
+        For what fills a cache: the others find it full.
+
+        Raises:
+            RankError: the first process failed.
+        """
+        if self.world == 1:
+            yield
+            return
+        self._meet()
+        store = dist.distributed_c10d._get_default_store()
+        key = f"in turn {self._met()} on {os.environ.get('GROUP_RANK', '0')}"
+        while self.local > 0 and not store.check([key]):
+            if said := self._known_failure():
+                raise RankError(said)
+            time.sleep(LOOK_SECONDS)
+        yield
+        if self.local == 0:
+            store.set(key, "done")
+
+    def at(self, place: str) -> None:
+        """Leave word where this process is, for the others' messages: `in step 3 (sampling)`. No collective."""
+        if self.heartbeat is not None:
+            self.heartbeat.at(place)
+
+    def _meet(self) -> None:
+        if self.heartbeat is not None:
+            self.heartbeat.meets()
+
+    def _met(self) -> int:
+        return 0 if self.heartbeat is None else self.heartbeat.meetings
+
+    def _known_failure(self) -> str | None:
+        return None if self.heartbeat is None else self.heartbeat.first_failure()
+
 
 ALONE = Ranks()
 """A run in one process."""
+
+
+@contextlib.contextmanager
+def joined_ranks(*, timeout: float = 600.0) -> Iterator[Ranks]:
+    """Join the other processes that torchrun started, for as long as a run lasts; `ALONE` where it started none.
+
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Tensors of the CPU travel by gloo, those of a GPU
+    by NCCL. An exception of this process is left where the others find it, and where this process waited in vain for
+    another, its exception says for which.
+
+    Args:
+        timeout: seconds that one process may keep the others waiting.
+
+    Raises:
+        UsageError: an environment that is not torchrun's.
+        RankError: another process is missing.
+    """
+    here = _environment()
+    if here is None:
+        yield ALONE
+        return
+    rank, world, local = here
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; other launchers may not
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))))
+    patience = timedelta(seconds=timeout)
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(local)
+    store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=patience)))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu else "gloo",
+        store=PrefixStore("group", store),
+        rank=rank,
+        world_size=world,
+        timeout=patience,
+    )
+    heartbeat = Heartbeat(PrefixStore("heartbeat", store), rank=rank, world=world)
+    try:
+        with _blaming(heartbeat):
+            yield Ranks(rank=rank, world=world, local=local, heartbeat=heartbeat)
+    finally:
+        heartbeat.stop()
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _blaming(heartbeat: Heartbeat) -> Iterator[None]:
+    """Tell an exception of this process from one that another process caused."""
+    try:
+        yield
+    except RankError:
+        raise
+    except Exception as error:
+        # A connection that closed, or a time that ran out, is a RuntimeError in every backend.
+        cause = heartbeat.cause() if isinstance(error, RuntimeError) else None
+        if cause is None:
+            heartbeat.failed(error)
+            raise
+        raise RankError(
+            f"{cause}. This process cannot go on without it; --resume goes on from the last checkpoint"
+        ) from (error)
+
+
+def _environment() -> tuple[int, int, int] | None:
+    """Rank, world and local rank; None where there is one process."""
+    texts = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if texts["WORLD_SIZE"] in (None, "1"):
+        return None
+    try:
+        rank, world = int(texts["RANK"] or ""), int(texts["WORLD_SIZE"] or "")
+        return rank, world, int(texts["LOCAL_RANK"] or rank)
+    except ValueError:
+        raise UsageError(
+            f"WORLD_SIZE={texts['WORLD_SIZE']!r} and RANK={texts['RANK']!r} in the environment are no ranks: start "
+            "several processes with torchrun, or unset both."
+        ) from None
+
+
+def device_of(device: str, ranks: Ranks) -> str:
+    """The device of this process: each has a GPU of its own.
+
+    Args:
+        device: as `--device` takes it.
+        ranks: this process among the others.
+
+    Raises:
+        UsageError: one GPU named for several processes.
+    """
+    if ranks.world == 1:
+        return device
+    if device.startswith("cuda:"):
+        raise UsageError(
+            f"--device {device} is one GPU for {ranks.world} processes: each takes its own with --device cuda."
+        )
+    wanted = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return f"cuda:{ranks.local}" if wanted else device
 
 
 def shares(costs: Sequence[int], world: int) -> list[list[int]]:

@@ -45,8 +45,22 @@ class Sampled:
     discarded: tuple[Group, ...] = ()
     """Sampled on the way and left out, because they carry no signal."""
 
+    held: tuple[Group, ...] = ()
+    """Sampled on the way and kept by the source for the next step, as this one does not train."""
+
+    carried: int = 0
+    """How many of `groups`, the first ones, an earlier step sampled and held."""
+
+    missing: int = 0
+    """Informative groups that dynamic sampling lacked when its budget was used up."""
+
     rounds: int = 1
     """How often the engine was asked."""
+
+    @property
+    def fresh(self) -> tuple[Group, ...]:
+        """Everything sampled in this step, whatever becomes of it."""
+        return self.groups[self.carried :] + self.discarded + self.held
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +118,9 @@ class MicroBatch:
     tokens: np.ndarray
     """[n] int64: their trainable tokens, as indices into the batch's N, in the same order."""
 
+    counts: bool = True
+    """False of a pass with weight 0, made because another rank has one more: sharded layers need all ranks at once."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
@@ -113,7 +130,7 @@ class Update:
     """[N] float64: w_t; 0 for tokens of other updates."""
 
     micro_batches: tuple[MicroBatch, ...]
-    """The passes; answers whose every coefficient is 0 are in none."""
+    """This rank's passes, as many as every other rank's; answers whose every coefficient is 0 are in none."""
 
 
 class Verdict(StrEnum):
@@ -224,6 +241,12 @@ class StepReport:
 
     rounds: int
     """How often the engine was asked for the step."""
+
+    sampled_groups: int
+    """Groups sampled in the step, whatever became of them."""
+
+    missing_groups: int
+    """Informative groups that dynamic sampling lacked when its budget was used up."""
 
     updates: int
     """Optimiser steps taken."""
