@@ -30,7 +30,7 @@ def make_report(
     the policy's numbers (ratios, entropy, KL) the tokens that went through the model for the loss, and are None where
     no token did.
     """
-    groups = sampled.groups + sampled.discarded
+    groups = sampled.fresh
     completions = [completion for group in groups for completion in group.completions]
     scored = [score.value for group in groups for score in group.scores if score.status is Status.SCORED]
     lengths = [sum(completion.loss_mask) for completion in completions]
@@ -64,6 +64,8 @@ def make_report(
         trained_tokens=denominator,
         filtered_groups=len(sampled.discarded) + _left_out(sampled.groups, batch),
         rounds=sampled.rounds,
+        sampled_groups=len(groups),
+        missing_groups=sampled.missing,
         updates=sum(result.verdict is Verdict.STEP for result in results),
         skipped_updates=sum(result.verdict is not Verdict.STEP for result in results),
         nonfinite_steps=sum(result.verdict is Verdict.NOT_FINITE for result in results),

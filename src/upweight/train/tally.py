@@ -6,13 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from upweight.rewards.runner import RewardRunner
+from upweight.train.ranks import ALONE, Ranks
+from upweight.train.signals import SamplingDropped
 
 
 class RewardTally:
-    """Counts training answers and failures by reward function; what evaluations and dry runs ask does not count."""
+    """Counts training answers and failures by reward function, over all ranks.
 
-    def __init__(self, runner: RewardRunner) -> None:
+    What evaluations and dry runs ask does not count, nor what a signal made a step drop: the next run asks it again.
+    """
+
+    def __init__(self, runner: RewardRunner, ranks: Ranks = ALONE) -> None:
         self._runner = runner
+        self._ranks = ranks
         self._judged: collections.Counter[str] = collections.Counter()
         self._failed: collections.Counter[str] = collections.Counter()
 
@@ -29,10 +35,19 @@ class RewardTally:
             say: takes a line for each function that failed in the step.
         """
         judged, failed = self._runner.judged.copy(), self._runner.failed.copy()
+        together = False
         try:
             yield
+            together = True
+        except SamplingDropped:
+            self._runner.judged, self._runner.failed = judged, failed
+            raise
         finally:
             judged, failed = self._runner.judged - judged, self._runner.failed - failed
+            if together:  # a step that raises may do so on this rank alone
+                parts = self._ranks.gather((judged, failed))
+                judged = sum((part for part, _ in parts), collections.Counter())
+                failed = sum((part for _, part in parts), collections.Counter())
             self._judged += judged
             self._failed += failed
             write(self.rows())
