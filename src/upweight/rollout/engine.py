@@ -3,7 +3,7 @@
 Shapes: S sequences of a call, A of them being decoded, T new tokens, V words.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,13 +46,16 @@ class LocalEngine:
     was sampled in (up to rounding of the logits, which can only matter where the noise falls within it of a boundary).
     """
 
-    def __init__(self, policy: Policy, *, max_batch_tokens: int = 32768) -> None:
+    def __init__(
+        self, policy: Policy, *, max_batch_tokens: int = 32768, between: Callable[[], None] | None = None
+    ) -> None:
         """Bind a policy; its weights are read at every call, so an update shows at once.
 
         Args:
             policy: the model that samples.
             max_batch_tokens: bound on the sequences' prompts and new tokens that are remembered at once, which bounds
                 memory. At least one sequence is always sampled. Never changes what is sampled.
+            between: called before every token; what it raises ends the sampling.
 
         Raises:
             UsageError: max_batch_tokens below 1.
@@ -61,6 +64,7 @@ class LocalEngine:
             raise bad_parameter("max_batch_tokens", "LocalEngine", "at least 1", max_batch_tokens)
         self.policy = policy
         self.max_batch_tokens = max_batch_tokens
+        self.between = between
 
     def generate(
         self,
@@ -149,6 +153,8 @@ class LocalEngine:
         rows = torch.zeros(0, dtype=torch.long, device=device)
         positions, ended, logits = rows, rows.bool(), logprobs[:0]
         while waiting or len(rows):
+            if self.between is not None:
+                self.between()
             joining, waiting = waiting[: memory.room()], waiting[memory.room() :]
             if joining:
                 new = memory.admit([prompts[order.prompt] for order in joining], [len(o.samples) for o in joining])
