@@ -2,18 +2,26 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError, bad_parameter
+from upweight.train.checkpoint import TEMPORARY, checkpoints_of, prune, step_of, sync, write_whole
+from upweight.train.lock import FolderLock, Taken, owner_of
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Group, StepReport
 
 LOCK = "lock"
+
+REFERENCE = "reference"
+"""The folder that keeps the reference policy of a run with a KL."""
 
 
 def check_free(path: str | Path) -> None:
@@ -39,11 +47,12 @@ def check_free(path: str | Path) -> None:
         raise UsageError(
             f"The run folder {str(folder)!r} cannot be used: {error.strerror}. Choose another --output_dir."
         ) from error
-    owner = _owner(folder / LOCK)
-    if owner is not None:
+    refuse_taken(folder)
+    if (folder / "config.json").exists() or checkpoints_of(folder):
         raise UsageError(
-            f"The run folder {str(folder)!r} is in use by process {owner}. Choose another --output_dir, or leave it "
-            "out for a new name."
+            f"The run folder {str(folder)!r} is not empty: it holds a run, and a run never writes over another. Go on "
+            "with that one (--resume auto), choose another --output_dir (or leave it out for a new name), or move the "
+            "folder away."
         )
     raise UsageError(
         f"The run folder {str(folder)!r} is not empty, and a run never writes over another. Choose another "
@@ -51,34 +60,44 @@ def check_free(path: str | Path) -> None:
     )
 
 
-def _owner(lock: Path) -> int | None:
-    """The living process that holds a lock; None where there is none, or where it died."""
-    try:
-        owner = int(lock.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # none, or nothing that a run wrote
-        return None
-    if os.name == "nt":  # there, os.kill with 0 is a Ctrl-C
-        return owner
-    try:
-        os.kill(owner, 0)  # signal 0 asks whether it is there
-    except (ProcessLookupError, OverflowError):
-        return None
-    except PermissionError:  # there, and somebody else's
-        return owner
-    return owner
+def refuse_taken(folder: Path) -> None:
+    """Refuse a folder that a living process has claimed."""
+    owner = owner_of(folder / LOCK)
+    if owner is not None:
+        raise _in_use(folder, owner)
+
+
+def _in_use(folder: Path, owner: str) -> UsageError:
+    return UsageError(
+        f"The run folder {str(folder)!r} is in use by process {owner}. Choose another --output_dir, or leave it "
+        "out for a new name."
+    )
 
 
 class RunFolder:
-    """A claimed run folder: config.json, metrics.jsonl, rollouts/, checkpoint-N/."""
+    """A claimed run folder: config.json, metrics.jsonl, rollouts/, checkpoint-N/.
 
-    def __init__(self, path: str | Path) -> None:
+    Of several processes the first claims and writes it; the others' calls do nothing.
+    """
+
+    def __init__(self, path: str | Path, *, going_on: bool = False, ranks: Ranks = ALONE) -> None:
         """Create and claim it.
+
+        Args:
+            path: of the folder.
+            going_on: with the run that is in it; otherwise it has to be empty.
+            ranks: the processes of the run.
 
         Raises:
             UsageError: it is not free, or cannot be made.
         """
         self.path = Path(path)
-        check_free(self.path)
+        self.ranks = ranks
+        self._lock: FolderLock | None = None
+        if not ranks.first:
+            return
+        if not going_on:
+            check_free(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -86,40 +105,39 @@ class RunFolder:
                 f"The run folder {str(path)!r} cannot be made: {error.strerror}. Choose another --output_dir."
             ) from error
         try:
-            descriptor = os.open(self.path / LOCK, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
-            check_free(self.path)
-            raise
+            self._lock = FolderLock(self.path / LOCK)
+        except Taken as taken:
+            raise _in_use(self.path, str(taken)) from taken
         except OSError as error:
             raise UsageError(
                 f"The run folder {str(path)!r} cannot be written to: {error.strerror}. Choose another --output_dir."
             ) from error
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{os.getpid()}\n")
-        (self.path / "rollouts").mkdir()
+        (self.path / "rollouts").mkdir(exist_ok=True)
 
     def release(self) -> None:
         """Give the claim back; the folder stays."""
-        (self.path / LOCK).unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def discard_if_unused(self) -> None:
         """Remove the folder of a run that ended before its first step and left no checkpoint."""
-        if (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoint-*")):
+        if not self.ranks.first or (self.path / "metrics.jsonl").exists() or checkpoints_of(self.path):
             return
         for name in ("config.json", "evaluations.jsonl"):
             (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / REFERENCE, ignore_errors=True)
         with contextlib.suppress(OSError):
             (self.path / "rollouts").rmdir()
             self.path.rmdir()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The resolved configuration, flat, as the flags are spelled."""
-        text = json.dumps(config, indent=2, allow_nan=False)
-        (self.path / "config.json").write_text(text + "\n", encoding="utf-8")
+        self._replace("config.json", json.dumps(config, indent=2, allow_nan=False) + "\n")
 
     def write_metrics(self, report: StepReport) -> None:
         """Append a row to metrics.jsonl; numbers that are not finite become null."""
-        self._append("metrics.jsonl", {name: _plain(value) for name, value in dataclasses.asdict(report).items()})
+        self._append("metrics.jsonl", metrics_row(report))
 
     def write_evaluation(self, row: Mapping[str, Any]) -> None:
         """Append a row to evaluations.jsonl."""
@@ -127,36 +145,132 @@ class RunFolder:
 
     def write_rewards(self, rewards: Mapping[str, Mapping[str, Any]]) -> None:
         """Each reward function's weight and counts in rewards.json, in place of those of the step before."""
-        text = json.dumps(rewards, indent=2, allow_nan=False)
-        (self.path / "rewards.json").write_text(text + "\n", encoding="utf-8")
+        self._replace("rewards.json", json.dumps(rewards, indent=2, allow_nan=False) + "\n")
 
     def write_rollouts(self, step: int, batch: Batch) -> None:
         """One file a step, an answer a line: the prompt, the text, the verdict."""
+        if not self.ranks.first:
+            return
         with (self.path / "rollouts" / f"step-{step:05d}.jsonl").open("w", encoding="utf-8") as file:
             for group in batch.groups:
                 for row in _rollout_rows(group):
                     file.write(json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def write_checkpoint(self, step: int, save: Callable[[Path], None]) -> Path:
-        """checkpoint-N/, whole or not at all: written beside and renamed.
+    def write_checkpoint(
+        self, step: int, save: Callable[[Path], None], *, keep: int = 0, bytes_needed: int | None = None
+    ) -> Path:
+        """checkpoint-N/, whole or not at all; then the ones that are not kept any more go.
 
         Args:
-            step: N.
+            step: N. Where that checkpoint is there already, it stays.
             save: writes into the folder it is given.
+            keep: the newest that stay, beside the one with the best held-out accuracy; 0 = all.
+            bytes_needed: for the message where there is no room.
+
+        Raises:
+            CheckpointError: it could not be written; the ones before it are as they were.
         """
-        target, partial = self.path / f"checkpoint-{step}", self.path / f"tmp-checkpoint-{step}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            save(partial)
-            partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        target = self.path / f"checkpoint-{step}"
+        if self.ranks.first and not target.exists():
+            for name in ("metrics.jsonl", "evaluations.jsonl"):  # a power failure may not leave them behind it
+                if (self.path / name).exists():
+                    sync(self.path / name)
+            write_whole(target, save, bytes_needed=bytes_needed)
+            prune(self.path, keep, best_step(self.path))
         return target
 
+    def cut_back(self, step: int, row: Mapping[str, Any] | None) -> None:
+        """Take away what came after a step, so that the run can go on from there without a step twice.
+
+        Rows and rollouts of later steps go, and a line that a kill has left half written; a later checkpoint is set
+        aside under another name. A kill meanwhile changes nothing about what the next attempt leaves.
+
+        Args:
+            step: the last that stays; -1 = none, for a run that starts afresh.
+            row: of metrics.jsonl at that step, written again where a power failure has lost it.
+        """
+        if not self.ranks.first:
+            return
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            rows = [found for found in _parsed(self.path / name)[0] if found["step"] <= step]
+            if name == "metrics.jsonl" and row is not None and (not rows or rows[-1]["step"] != step):
+                rows.append(dict(row))
+            if rows:
+                self._replace(name, "".join(json.dumps(found, allow_nan=False) + "\n" for found in rows))
+            else:
+                (self.path / name).unlink(missing_ok=True)
+        if step < 0:
+            (self.path / "rewards.json").unlink(missing_ok=True)
+        for path in (self.path / "rollouts").glob("step-*.jsonl"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+        for checkpoint in checkpoints_of(self.path):
+            if step_of(checkpoint) > step:
+                set_aside(checkpoint)
+
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        if not self.ranks.first:
+            return
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write a file that is the old one or the new one, whatever happens."""
+        if not self.ranks.first:
+            return
+        partial = self.path / f"{TEMPORARY}{name}"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, self.path / name)
+
+
+def metrics_row(report: StepReport) -> dict[str, Any]:
+    """A report as the row of metrics.jsonl it becomes."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(report).items()}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that a run writes line by line; none where it is not there.
+
+    A last line that a kill has left half written is skipped, with a warning.
+
+    Raises:
+        UsageError: another line is not one that a run wrote.
+    """
+    rows, half = _parsed(path)
+    if half:
+        warnings.warn(f"{path}: the last line is half written and is skipped.", stacklevel=2)
+    return rows
+
+
+def _parsed(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The whole rows of a file, and whether a half written line follows them."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{path}, line {number} is no row of a run: {error}. Take it out.") from error
+    return rows, lines[-1] != b""
+
+
+def best_step(run: Path) -> int | None:
+    """Of the steps with a checkpoint the one with the best held-out accuracy, the later of two equal ones."""
+    there = {step_of(path) for path in checkpoints_of(run)}
+    rows = [
+        row for row in _parsed(run / "evaluations.jsonl")[0] if row["step"] in there and row["accuracy"] is not None
+    ]
+    return max(rows, key=lambda row: (row["accuracy"], row["step"]))["step"] if rows else None
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a checkpoint that the run does not go on from a name that is in nobody's way."""
+    names = (
+        f"old-{checkpoint.name}{suffix}" for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    )
+    target = next(path for path in map(checkpoint.with_name, names) if not path.exists())
+    os.replace(checkpoint, target)
+    return target
 
 
 def _rollout_rows(group: Group) -> list[dict[str, Any]]:

@@ -1,0 +1,155 @@
+"""The configuration that a run was begun with, against the one it is to go on with. Imports no torch."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from upweight.objective.errors import UsageError
+from upweight.train.args import TrainArgs
+from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
+
+AUTO = "auto"
+
+MAY_CHANGE: Mapping[str, str] = {
+    "output_dir": "the same folder by another name",
+    "max_steps": "the learning rate follows its schedule over the new number of steps from here on",
+    "save_every": "",
+    "keep_checkpoints": "",
+    "eval_every": "",
+    "eval_data": "held-out accuracies before and after it are of different problems",
+    "isolate_rewards": "",
+    "reward_timeout": "",
+    "max_reward_errors": "",
+    "resample_budget": "steps differ from those of the run as it was begun",
+    "when_starved": "steps differ from those of the run as it was begun",
+    "learning_rate": "steps differ from those of the run as it was begun",
+    "lr_warmup_steps": "steps differ from those of the run as it was begun",
+    "lr_schedule": "steps differ from those of the run as it was begun",
+    "weight_decay": "steps differ from those of the run as it was begun",
+    "max_grad_norm": "steps differ from those of the run as it was begun",
+    "micro_batch_tokens": "the same up to rounding, no longer to the bit",
+    "device": "the same up to rounding, no longer to the bit",
+}
+"""Fields that a run may go on with at another value, and what that means; every other makes it another run."""
+
+_DECIDED = ("max_new_tokens", "reward", "learning_rate", "lr_warmup_steps", "sft_steps", "output_dir")
+"""Fields that the run fills in where they are not given: going on, they are what they were."""
+
+
+def begun_config(resume: str, output_dir: str | None) -> dict[str, Any]:
+    """The configuration that a run was begun with, for flags that are not given; nothing is checked yet.
+
+    Args:
+        resume: as the flag takes it.
+        output_dir: as that flag says.
+
+    Returns:
+        Flat, as the flags are spelled, the run's folder as output_dir; empty where there is none that can be read.
+    """
+    path = Path(output_dir or "" if resume == AUTO else resume).expanduser()
+    if resume == AUTO and output_dir is None:
+        return {}
+    checkpoint = path if resume != AUTO and is_checkpoint(path) else next(iter(checkpoints_of(path)), None)
+    for file in ([] if checkpoint is None else [checkpoint / CONFIG]) + [path / "config.json"]:
+        try:
+            found = read_config(file)
+        except (OSError, ValueError):
+            continue
+        folder = checkpoint.parent if checkpoint is not None else path
+        return {**found, "output_dir": str(folder)}
+    return {}
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is meant as a checkpoint, and not as a run with checkpoints in it."""
+    return any((path / name).exists() for name in (MANIFEST, TRAINING, TENSORS)) or path.name.startswith("checkpoint-")
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A flat configuration as a run writes it."""
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def as_begun(args: TrainArgs, config: Mapping[str, Any] | None) -> TrainArgs:
+    """The configuration with what is not given, and what the run decides, as it was decided when the run was begun."""
+    if config is None:
+        return args
+    decided = {name: config[name] for name in _DECIDED if getattr(args, name) is None and name in config}
+    if args.objective.overlong_buffer is None and "overlong_buffer" in config:
+        objective = dataclasses.replace(args.objective, overlong_buffer=config["overlong_buffer"])
+        return dataclasses.replace(args, objective=objective, **decided)
+    return dataclasses.replace(args, **decided)
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any], *, override: bool) -> list[str]:
+    """Hold the configuration of a run that goes on against the one it was begun with.
+
+    Args:
+        begun: what it was begun with, resolved and flat.
+        now: what is asked for, likewise.
+        override: whether to go on whatever differs.
+
+    Returns:
+        A line for each field that differs: `max_steps: 4 -> 8 (what it means)`.
+
+    Raises:
+        UsageError: fields that make it another run; all of them, with both values.
+
+    Example:
+        >>> differences({"max_steps": 4, "seed": 0}, {"max_steps": 8, "seed": 0}, override=False)
+        ['max_steps: 4 -> 8 (the learning rate follows its schedule over the new number of steps from here on)']
+    """
+    changed = [name for name in now if name in begun and begun[name] != now[name]]
+    if "output_dir" in changed and os.path.realpath(str(begun["output_dir"])) == os.path.realpath(
+        str(now["output_dir"])
+    ):
+        changed.remove("output_dir")
+    other = [name for name in changed if name not in MAY_CHANGE]
+    if other and not override:
+        fields = "; ".join(f"{name}: {_spelled(begun[name])} -> {_spelled(now[name])}" for name in other)
+        raise UsageError(
+            f"This is not the run that was begun: {fields}. Leave these flags out to go on as before, or set "
+            "--resume_override to go on all the same."
+        )
+    return [
+        f"{name}: {_spelled(begun[name])} -> {_spelled(now[name])}" + (f" ({why})" if (why := _why(name)) else "")
+        for name in changed
+    ]
+
+
+def check_identity(begun: Mapping[str, Any], now: Mapping[str, Any], *, override: bool) -> list[str]:
+    """Hold model, tokenizer, data and reference, as hashes, against those that the run was begun with.
+
+    Returns:
+        A line for each that differs and was overridden.
+
+    Raises:
+        UsageError: one differs.
+    """
+    other = [name for name in now if begun.get(name) != now[name]]
+    if other and not override:
+        raise UsageError(
+            f"This is not the run that was begun: another {' and another '.join(other)} (compared by SHA-256). Give "
+            "back what it was begun with, or set --resume_override to go on all the same."
+        )
+    return [f"another {name} than the run was begun with" for name in other]
+
+
+def no_longer_exact(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A line for each thing that decides the last bit of a step and is not what it was."""
+    return [
+        f"{name}: {begun.get(name)} -> {now[name]} (the same up to rounding, no longer to the bit)"
+        for name in now
+        if begun.get(name) != now[name]
+    ]
+
+
+def _why(name: str) -> str:
+    return MAY_CHANGE.get(name, "overridden: this is another run than the one that was begun")
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
