@@ -147,6 +147,23 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassResult:
+    """What one pass adds to its update; ranks hand it to each other."""
+
+    loss: float
+    """Its part of the loss."""
+
+    metrics: Sums
+    """(sum, count) pairs over its tokens."""
+
+    ratios: Tensor
+    """[n] importance ratios of its tokens."""
+
+    gaps: Tensor
+    """[n] |log pi_old - log mu| of its tokens, nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
     """What one optimiser step came to."""
 
@@ -160,7 +177,7 @@ class UpdateResult:
     """Whether the optimiser stepped, and why not."""
 
     metrics: Sums
-    """(sum, count) pairs over its passes."""
+    """(sum, count) pairs over the passes of all ranks."""
 
     ratios: Tensor
     """[n] importance ratios of its tokens."""

@@ -17,11 +17,12 @@ from upweight.train.args import TrainArgs
 from upweight.train.batch import make_batch, with_advantages
 from upweight.train.guards import Guard, broken_inputs, find_fault, judge
 from upweight.train.optimizer import MasterAdamW, learning_rate
-from upweight.train.plan import cut, plan_updates
+from upweight.train.plan import passes_of, plan_updates
 from upweight.train.ranks import ALONE, Ranks
-from upweight.train.records import Batch, MicroBatch, StepReport, Update, UpdateResult, Verdict
+from upweight.train.records import Batch, MicroBatch, PassResult, StepReport, Update, UpdateResult, Verdict
 from upweight.train.report import make_report
 from upweight.train.resolve import known
+from upweight.train.shard import gather_weights
 from upweight.train.source import GroupSource
 
 
@@ -47,6 +48,9 @@ class Learner:
     ranks: Ranks = ALONE
     """The processes that share a step."""
 
+    whole: Policy | None = None
+    """Where `policy` is sharded, the copy of all its weights that samples; brought up to date after each step."""
+
     guard: Guard = field(default_factory=Guard)
     """What was not finite."""
 
@@ -66,9 +70,11 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
     started = time.perf_counter()
     learner.guard.start()
 
+    learner.ranks.at(f"in step {step} (sampling)")
     sampled = learner.source.next_groups(args.prompts_per_step)
     sample_seconds = time.perf_counter() - started
 
+    learner.ranks.at(f"in step {step} (training)")
     batch = make_batch(sampled.groups, objective)
     batch = _with_logprobs(batch, learner)
     batch = with_advantages(batch, objective, max_new_tokens)
@@ -80,9 +86,12 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
         micro_batch_tokens=args.micro_batch_tokens,
         max_new_tokens=max_new_tokens,
         shared=learner.policy.shares_prompts,
+        ranks=learner.ranks,
     )
     lr = learning_rate(step, args)
     results = [take_update(learner, batch, update, lr) for update in updates]
+    if learner.whole is not None:
+        gather_weights(learner.policy, learner.whole)
     report = make_report(
         step=step,
         sampled=sampled,
@@ -101,28 +110,19 @@ def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> Up
     """Forward and backward over the update's passes, then one optimiser step, if all is finite and anything trains."""
     policy, optimizer = learner.policy, learner.optimizer
     optimizer.zero_grad()
-    loss = 0.0
-    metrics: Sums = {}
-    ratios: list[Tensor] = []
-    gaps: list[Tensor] = []
+    passes: list[PassResult] = []
     for micro in update.micro_batches:
-        scores = score_answers(policy, batch, micro.answers, learner.args.temperature)
-        terms = policy_loss(
-            learner.args.objective,
-            logprobs=scores.logprobs,
-            old_logprobs=_at(batch.old_logprobs, micro, policy),
-            advantages=_required(_at(batch.advantages, micro, policy)),
-            weights=_required(_at(update.weights, micro, policy)),
-            seq_id=_required(_at(batch.seq_id, micro, policy)),
-            ref_logprobs=_at(batch.ref_logprobs, micro, policy),
-            sampler_logprobs=_at(batch.sampler_logprobs, micro, policy),
-        )
-        terms.loss.backward()  # type: ignore[no-untyped-call]
+        part, result = run_pass(learner, batch, update, micro)
+        part.backward()  # type: ignore[no-untyped-call]
         optimizer.collect()
-        loss += float(terms.loss.detach())
-        metrics = add_sums(metrics, {**terms.metrics, **_entropy_sums(scores)})
-        ratios.append(terms.ratio.cpu())
-        gaps.append(_required(terms.gap).cpu())
+        if micro.counts:
+            passes.append(result)
+    optimizer.add_up()
+    passes = [result for results in learner.ranks.gather(passes) for result in results]
+    loss = sum((result.loss for result in passes), 0.0)
+    metrics: Sums = {}
+    for result in passes:
+        metrics = add_sums(metrics, result.metrics)
     grad_norm = optimizer.grad_norm()
     nll, _ = metrics.get("sampled_nll", (0.0, 0.0))  # one sum for all of the pass's log-probabilities
     finite = math.isfinite(loss) and math.isfinite(nll) and not broken_inputs(batch, update)
@@ -140,9 +140,34 @@ def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> Up
         grad_norm=grad_norm,
         verdict=verdict,
         metrics=metrics,
-        ratios=torch.cat(ratios) if ratios else torch.empty(0),
-        gaps=torch.cat(gaps) if gaps else torch.empty(0),
+        ratios=torch.cat([result.ratios for result in passes]) if passes else torch.empty(0),
+        gaps=torch.cat([result.gaps for result in passes]) if passes else torch.empty(0),
     )
+
+
+def run_pass(learner: Learner, batch: Batch, update: Update, micro: MicroBatch) -> tuple[Tensor, PassResult]:
+    """One pass forward: its part of the loss, with a graph, and what it adds to the report."""
+    policy = learner.policy
+    scores = score_answers(policy, batch, micro.answers, learner.args.temperature)
+    if not micro.counts:
+        return 0.0 * scores.logprobs.sum(), PassResult(loss=0.0, metrics={}, ratios=torch.empty(0), gaps=torch.empty(0))
+    terms = policy_loss(
+        learner.args.objective,
+        logprobs=scores.logprobs,
+        old_logprobs=_at(batch.old_logprobs, micro, policy),
+        advantages=_required(_at(batch.advantages, micro, policy)),
+        weights=_required(_at(update.weights, micro, policy)),
+        seq_id=_required(_at(batch.seq_id, micro, policy)),
+        ref_logprobs=_at(batch.ref_logprobs, micro, policy),
+        sampler_logprobs=_at(batch.sampler_logprobs, micro, policy),
+    )
+    result = PassResult(
+        loss=float(terms.loss.detach()),
+        metrics={**terms.metrics, **_entropy_sums(scores)},
+        ratios=terms.ratio.cpu(),
+        gaps=_required(terms.gap).cpu(),
+    )
+    return terms.loss, result
 
 
 def score_answers(policy: Policy, batch: Batch, answers: Sequence[int], temperature: float) -> TokenScores:
@@ -161,28 +186,31 @@ def score_answers(policy: Policy, batch: Batch, answers: Sequence[int], temperat
 
 def _with_logprobs(batch: Batch, learner: Learner) -> Batch:
     """Old log-probs where the first pass does not give them for free, reference ones where there is a KL."""
-    args, objective = learner.args, learner.args.objective
+    args, objective, ranks = learner.args, learner.args.objective, learner.ranks
     unscored = batch.sampler_logprobs.isnan()
     if objective.old_logprobs == "sampler" and not bool(unscored.any()):
         batch = dataclasses.replace(batch, old_logprobs=batch.sampler_logprobs)
     elif objective.old_logprobs == "sampler":  # the trainer's own for tokens that the sampler did not score
-        own = _frozen_logprobs(learner.policy, batch, args)
+        own = _frozen_logprobs(learner.policy, batch, args, ranks)
         batch = dataclasses.replace(batch, old_logprobs=torch.where(unscored, own, batch.sampler_logprobs))
     elif args.minibatches * args.epochs_per_batch > 1 or objective.asks_for_old_logprobs:
-        batch = dataclasses.replace(batch, old_logprobs=_frozen_logprobs(learner.policy, batch, args))
+        batch = dataclasses.replace(batch, old_logprobs=_frozen_logprobs(learner.policy, batch, args, ranks))
     if learner.reference is not None:
-        batch = dataclasses.replace(batch, ref_logprobs=_frozen_logprobs(learner.reference, batch, args))
+        batch = dataclasses.replace(batch, ref_logprobs=_frozen_logprobs(learner.reference, batch, args, ranks))
     return batch
 
 
-def _frozen_logprobs(policy: Policy, batch: Batch, args: TrainArgs) -> Tensor:
-    """[N] log-probs of the batch's trainable tokens, without a graph."""
-    logprobs = torch.empty(batch.seq_id.numel())
+def _frozen_logprobs(policy: Policy, batch: Batch, args: TrainArgs, ranks: Ranks) -> Tensor:
+    """[N] log-probs of the batch's trainable tokens, without a graph; each rank scores its share."""
+    logprobs = torch.zeros(batch.seq_id.numel())
     answers = torch.unique(batch.seq_id).tolist()
+    shared = policy.shares_prompts
     with torch.no_grad():
-        for micro in cut(batch, answers, args.micro_batch_tokens, shared=policy.shares_prompts):
-            logprobs[micro.tokens] = score_answers(policy, batch, micro.answers, args.temperature).logprobs.cpu()
-    return logprobs
+        for micro in passes_of(batch, answers, args.micro_batch_tokens, shared=shared, ranks=ranks):
+            scored = score_answers(policy, batch, micro.answers, args.temperature).logprobs.cpu()
+            if micro.counts:
+                logprobs[micro.tokens] = scored
+    return ranks.sum(logprobs)
 
 
 def _at(tensor: Tensor | None, micro: MicroBatch, policy: Policy) -> Tensor | None:

@@ -1,0 +1,132 @@
+"""Weights, gradients and moments in parts, one part a rank (FSDP2), and the ways between the parts and the whole."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from upweight.objective.errors import UsageError
+from upweight.policy.policy import Policy
+from upweight.train.ranks import Ranks
+
+PART = "optimizer-{rank:05d}-of-{world:05d}.safetensors"
+
+SLICES = "optimizer.json"
+"""Which rows of which tensor each part holds."""
+
+
+def sharded(policy: Policy, ranks: Ranks) -> Policy:
+    """A copy of a policy whose weights lie in parts on the ranks; a collective.
+
+    Layer by layer, a pass gathers a layer's weights and drops them again. Gradients are summed over the ranks, not
+    averaged: the weights of the loss are those of the whole batch. Below float32 the sum is made in float32.
+
+    Args:
+        policy: whole, the same on every rank; it stays as it is.
+        ranks: two or more.
+    """
+    model = copy.deepcopy(policy.model)
+    mesh = init_device_mesh(policy.device.type, (ranks.world,))
+    narrow = policy.dtype.itemsize < 4
+    precision = MixedPrecisionPolicy(reduce_dtype=torch.float32) if narrow else MixedPrecisionPolicy()
+    for module in (*_layers(model), model):
+        # The root too gives its weights back after a forward pass: whoever reads parameters finds the parts.
+        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo divides by itself otherwise, and not exactly
+    twin = Policy(model=model, tokenizer=policy.tokenizer, name=policy.name)
+    twin.version = policy.version
+    return twin
+
+
+def gather_weights(parts: Policy, whole: Policy) -> None:
+    """Bring the whole copy up to date with the sharded policy; a collective, and nothing where it is up to date."""
+    if whole.version == parts.version:
+        return
+    mine = dict(parts.model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in whole.model.named_parameters():
+            parameter.copy_(mine[name].full_tensor())
+    whole.version = parts.version
+
+
+def write_part(folder: Path, state: Mapping[str, Tensor], model: Any, ranks: Ranks) -> None:
+    """Write this rank's part of the optimiser's state, and on rank 0 which rows each part holds.
+
+    Args:
+        folder: is made; on several machines, one that all of them see.
+        state: of `MasterAdamW.state_tensors`.
+        model: whose sharded parameters they belong to.
+        ranks: this process among the others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / PART.format(rank=ranks.rank, world=ranks.world)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, file)
+    if ranks.first:
+        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+        slices = [
+            {name: rows_of(shape[0], rank, ranks.world) for name, shape in shapes.items()}
+            for rank in range(ranks.world)
+        ]
+        text = json.dumps({"world": ranks.world, "shapes": shapes, "rows": slices}, indent=1)
+        (folder / SLICES).write_text(text + "\n", encoding="utf-8")
+
+
+def read_parts(folder: Path, ranks: Ranks, *, whole: bool) -> dict[str, Tensor]:
+    """The optimiser's state out of the parts of a checkpoint, however many ranks wrote them.
+
+    Args:
+        folder: of the checkpoint.
+        ranks: this process among those of today.
+        whole: all rows of every tensor, for a run that does not shard; else the rows of this rank.
+
+    Raises:
+        UsageError: the parts do not belong together.
+    """
+    try:
+        table = json.loads((folder / SLICES).read_text(encoding="utf-8"))
+        world, shapes = int(table["world"]), table["shapes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder / SLICES} does not say what the parts of the optimiser's state hold: {error}."
+        ) from error
+    parts = [load_file(folder / PART.format(rank=rank, world=world)) for rank in range(world)]
+    state: dict[str, Tensor] = {}
+    for key, value in parts[0].items():
+        name = key.partition("/")[2]
+        if not key.startswith("step/"):
+            value = torch.cat([part[key] for part in parts])
+            if list(value.shape) != shapes[name]:
+                raise UsageError(f"{folder}: the parts of {key!r} make {list(value.shape)} and not {shapes[name]}.")
+            if not whole:
+                start, stop = rows_of(len(value), ranks.rank, ranks.world)
+                value = value[start:stop].clone()
+        state[key] = value
+    return state
+
+
+def rows_of(count: int, rank: int, world: int) -> tuple[int, int]:
+    """First and last row (exclusive) of a rank's part of a tensor, as FSDP2 cuts it.
+
+    Example:
+        >>> [rows_of(5, rank, 4) for rank in range(4)]
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    each = -(-count // world)
+    return min(count, rank * each), min(count, (rank + 1) * each)
+
+
+def _layers(model: Any) -> Sequence[nn.Module]:
+    """The decoder layers of a causal LM; none where its shape is not known, and then it is gathered as a whole."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    return list(next(lists, ()))
