@@ -342,13 +342,15 @@ def test_bfloat16_weights_train(policy_of: Callable[..., Policy], tmp_path: Path
         assert 0 < row["mismatch"] < 0.05
 
 
-@pytest.mark.parametrize("when", ["evaluation", "step", "before"])
+@pytest.mark.parametrize("when", ["evaluation", "update", "sampling", "before"])
 def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Whenever it comes: inside a step, in the evaluation after it, or before the first one."""
+    """In the evaluation after a step or in its update: that step is whole. While it samples, or before: it is not."""
     import os
     import signal
+
+    import upweight.train.step as steps_room
 
     if when == "evaluation":
         real = room.greedy_accuracy
@@ -359,14 +361,15 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
             return real(*args)
 
         monkeypatch.setattr(room, "greedy_accuracy", evaluate)
-    elif when == "step":
-        step = room.training_step
+    elif when in ("update", "sampling"):
+        place, name = (steps_room, "make_batch") if when == "update" else (room, "training_step")
+        real = getattr(place, name)
 
         def stopped(*args: Any) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
-            return step(*args)
+            return real(*args)
 
-        monkeypatch.setattr(room, "training_step", stopped)
+        monkeypatch.setattr(place, name, stopped)
     else:
         enter = room.Console.__enter__
 
@@ -378,7 +381,7 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     with pytest.raises(SystemExit) as caught:
         run(max_steps=50, eval_every=1, eval_rows=ROWS[:1])
     assert caught.value.code == 143
-    steps = 0 if when == "before" else 1
+    steps = 1 if when in ("evaluation", "update") else 0
     written = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if steps else []
     assert len(written) == steps
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == [f"checkpoint-{steps}"]

@@ -100,6 +100,22 @@ class Guard:
         """Whether the run has to end."""
         return self.in_a_row >= MAX_IN_A_ROW
 
+    def refuse_to_go_on(self, checkpoint: Path) -> None:
+        """End a run that has had enough.
+
+        Args:
+            checkpoint: where the last good weights are.
+
+        Raises:
+            NotFiniteError: it has; says what to do.
+        """
+        if self.has_enough:
+            raise NotFiniteError(
+                f"{self.in_a_row} steps in a row were not finite ({self.faults[0].sentence}); the last good weights "
+                f"are in {checkpoint}. Look into the dumps; a lower --learning_rate, --max_grad_norm or --dtype "
+                "float32 are what usually helps."
+            )
+
 
 def judge(*, finite: bool, grad_norm: float, ranks: Ranks) -> Verdict:
     """Whether the optimiser may step; the same on every rank, for one reduction.

@@ -27,7 +27,7 @@ from upweight.train.optimizer import MasterAdamW
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import StepReport
 from upweight.train.resolve import TINY, known
-from upweight.train.signals import GracefulStop
+from upweight.train.signals import GracefulStop, SamplingDropped
 from upweight.train.source import SamplingSource
 from upweight.train.step import Learner, training_step
 from upweight.train.tally import RewardTally
@@ -80,7 +80,9 @@ class Run:
         self.folder = folder
         self.launch = launch
         self.ranks = ranks
-        self.engine: Engine = LocalEngine(policy)
+        self.stop = GracefulStop()
+        # Of several ranks none may leave the sampling alone: they agree between two rounds.
+        self.engine: Engine = LocalEngine(policy, between=self.stop.check if ranks.world == 1 else None)
         self.sampling = Sampling(
             max_new_tokens=known(args.max_new_tokens),
             temperature=args.temperature,
@@ -90,7 +92,7 @@ class Run:
         )
         self.console = Console(args.max_steps)
         self._starved = False
-        self.tally = RewardTally(runner)
+        self.tally = RewardTally(runner, ranks)
 
     def go(self) -> TrainResult:
         announce(self.args, self.task)
@@ -117,29 +119,37 @@ class Run:
 
     def _steps(self, learner: Learner) -> tuple[int, Path, Accuracy | None]:
         args = self.args
-        step, checkpoint, after = 0, None, None
-        with GracefulStop() as stop, self.console:
-            while step < args.max_steps and stop.received is None:
+        step, checkpoint, after, last = 0, None, None, False
+        with self.stop as stop, self.console:
+            while not last and not stop.agreed(self.ranks):
                 step += 1
-                with (
-                    self._saving_what_there_is(step),
-                    self.tally.of_step(step, self.folder.write_rewards, self.console.say),
-                ):
-                    report, batch = training_step(learner, step)
+                try:
+                    with (
+                        self._saving_what_there_is(step),
+                        self.tally.of_step(step, self.folder.write_rewards, self.console.say),
+                        stop.dropping(),
+                    ):
+                        report, batch = training_step(learner, step)
+                except SamplingDropped:
+                    step -= 1
+                    break
                 self.folder.write_metrics(report)
                 self.folder.write_rollouts(step, batch)
                 self.console.step(report)
+                learner.guard.end(step, batch, self.folder.path / "dumps", self.console.say, write=self.ranks.first)
+                last = step == args.max_steps or learner.guard.has_enough or self._ends_starved(report)
                 self._warn(report)
-                last = step == args.max_steps
                 # Saved first: an evaluation takes time, and its reward functions may raise.
                 if last or (args.save_every and step % args.save_every == 0):
                     checkpoint = self.folder.write_checkpoint(step, self.policy.save)
-                if stop.received is None and (last or (args.eval_every and step % args.eval_every == 0)):
+                due = last or (args.eval_every and step % args.eval_every == 0)
+                if due and not learner.guard.has_enough and not stop.agreed(self.ranks):
                     after = self._evaluate(step)
             # After the loop, as a signal may come at any place in it, or before it.
             if checkpoint is None or checkpoint.name != f"checkpoint-{step}":
                 checkpoint = self.folder.write_checkpoint(step, self.policy.save)
-        if stop.received is not None:
+        learner.guard.refuse_to_go_on(checkpoint)
+        if stop.agreed(self.ranks) and stop.received is not None:
             self.console.say(f"stopped by {stop.received.name} after step {step}; saved {checkpoint}")
             stop.leave()
         return step, checkpoint, after
@@ -171,6 +181,10 @@ class Run:
             context_length=self.policy.context_length,
             only_informative=objective.resample,
             budget=self.args.resample_budget,
+            when_starved=self.args.when_starved,
+            version=lambda: self.policy.version,
+            interrupted=self.stop.asked,
+            ranks=self.ranks,
         )
 
     def _warm_up(self) -> None:
@@ -218,14 +232,22 @@ class Run:
             f"(allowed {tolerance:.0e})"
         )
 
+    def _ends_starved(self, report: StepReport) -> bool:
+        return self.args.when_starved == "stop" and report.missing_groups > 0
+
     def _warn(self, report: StepReport) -> None:
         """Once each: most groups carry no signal at the start; dynamic sampling used up its budget."""
-        budget = self.args.resample_budget
-        if self.args.objective.resample and report.rounds == budget and not self._starved:
+        if report.missing_groups and not self._starved:
             self._starved = True
+            what = {
+                "stop": "so the run ends here (--when_starved stop), saved",
+                "train": "and trains on those there are; so will every later step that does",
+                "skip": "and makes no update; they are kept for the next step (--when_starved skip)",
+            }[self.args.when_starved]
             self.console.say(
-                f"note: step {report.step} used up the budget of {budget} rounds of sampling (--resample_budget) and "
-                "trains on the informative groups there are; so will every later step that does"
+                f"note: step {report.step} used up the budget of {self.args.resample_budget} rounds of sampling "
+                f"(--resample_budget) and lacks {report.missing_groups} of {self.args.prompts_per_step} informative "
+                f"groups, {what}. {report.informative:.0%} of {report.sampled_groups} sampled groups carry a signal"
             )
         if report.step != 1 or report.informative >= 0.5 or report.reward is None:
             return
