@@ -187,7 +187,7 @@ def fingerprint_of(folder: Path) -> str:
 def free_bytes(path: Path) -> int:
     """Free on the disk that a folder is on, or will be."""
     there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-    return shutil.disk_usage(there).free
+    return int(shutil.disk_usage(there).free)
 
 
 def in_units(count: int) -> str:

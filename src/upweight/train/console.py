@@ -20,6 +20,8 @@ class Console:
     """Prints messages and steps; a context manager, so that the live table is closed whatever happens."""
 
     def __init__(self, total: int, *, console: RichConsole | None = None) -> None:
+        self.done = 0
+        """Steps that were taken before this process."""
         self._total = total
         self._console = RichConsole() if console is None else console
         self._recent: collections.deque[list[str]] = collections.deque(maxlen=ROWS)
@@ -46,7 +48,8 @@ class Console:
 
     def step(self, report: StepReport) -> None:
         """Show a finished step."""
-        left = (time.perf_counter() - self._started) / report.step * (self._total - report.step)
+        here = max(1, report.step - self.done)
+        left = (time.perf_counter() - self._started) / here * (self._total - report.step)
         cells = _cells(report, self._total, left)
         self._recent.append(cells)
         if self._live is not None:

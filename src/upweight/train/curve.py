@@ -1,9 +1,10 @@
 """The picture of a run: reward, held-out accuracy and the policy's state over the steps."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from upweight.train.folder import read_rows
 
 
 def draw_curve(folder: Path) -> Path:
@@ -14,8 +15,8 @@ def draw_curve(folder: Path) -> Path:
     """
     from matplotlib.figure import Figure
 
-    metrics = _rows(folder / "metrics.jsonl")
-    evaluations = [row for row in _rows(folder / "evaluations.jsonl") if row["accuracy"] is not None]
+    metrics = read_rows(folder / "metrics.jsonl")
+    evaluations = [row for row in read_rows(folder / "evaluations.jsonl") if row["accuracy"] is not None]
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     _line(left, metrics, "reward", "reward (sampled)", "-")
@@ -45,7 +46,3 @@ def _line(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str, st
     points = [(row["step"], row[key]) for row in rows if row[key] is not None]
     if points:
         axes.plot(*zip(*points, strict=True), style, label=label)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

@@ -40,6 +40,10 @@ class Start:
     """What a person should know about the choice: damaged checkpoints that were passed over."""
 
 
+AFRESH = Start()
+"""A new run."""
+
+
 def find_start(resume: str | None, output_dir: str | None) -> Start:
     """Find and check what `--resume` names; nothing is loaded or written.
 
@@ -52,7 +56,7 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
         UsageError: there is nothing there to go on from, or another process is at it.
     """
     if resume is None:
-        return Start()
+        return AFRESH
     if resume != AUTO:
         return _named(Path(resume).expanduser(), output_dir)
     if output_dir is None:
@@ -63,7 +67,7 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
     folder = Path(output_dir)
     if not any((folder / name).exists() for name in _OF_A_RUN) and not checkpoints_of(folder):
         check_free(folder)
-        return Start()
+        return AFRESH
     refuse_taken(folder)
     remarks = []
     for checkpoint in checkpoints_of(folder):

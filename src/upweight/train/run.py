@@ -17,18 +17,22 @@ from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
+from upweight.train.checkpoint import CheckpointError
 from upweight.train.console import Console
 from upweight.train.curve import draw_curve
-from upweight.train.folder import RunFolder
+from upweight.train.folder import RunFolder, metrics_row, read_rows
 from upweight.train.handshake import TOLERANCE, shake_hands
 from upweight.train.intake import EVAL_PROMPTS
+from upweight.train.keeper import Keeper
 from upweight.train.launch import Launch
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import StepReport
 from upweight.train.resolve import TINY, known
+from upweight.train.resume import AFRESH, Start
 from upweight.train.signals import GracefulStop, SamplingDropped
 from upweight.train.source import SamplingSource
+from upweight.train.state import Progress, undisturbed
 from upweight.train.step import Learner, training_step
 from upweight.train.tally import RewardTally
 
@@ -53,10 +57,11 @@ class TrainResult:
     """Steps taken."""
 
     before: Accuracy | None
-    """Held-out greedy accuracy before the first step; None where the task holds nothing out."""
+    """Held-out greedy accuracy before the first step; None where the task holds nothing out, or where the run went on
+    from a checkpoint: evaluations.jsonl has it."""
 
     after: Accuracy | None
-    """And after the last."""
+    """And after the last; None likewise, where nothing was left to do."""
 
 
 class Run:
@@ -71,6 +76,7 @@ class Run:
         runner: RewardRunner,
         folder: RunFolder,
         launch: Launch,
+        start: Start = AFRESH,
         ranks: Ranks = ALONE,
     ) -> None:
         self.args = args
@@ -91,20 +97,31 @@ class Run:
             seed=args.seed,
         )
         self.console = Console(args.max_steps)
-        self._starved = False
+        self.notes: set[str] = set()
         self.tally = RewardTally(runner, ranks)
+        self.keeper = Keeper(
+            folder=folder,
+            args=args,
+            config=flat_config(args),
+            start=start,
+            policy=policy,
+            override=launch.resume_override,
+            say=self.console.say,
+        )
 
     def go(self) -> TrainResult:
         announce(self.args, self.task)
+        self.keeper.take_over()
         self.folder.write_config(flat_config(self.args))
-        self._warm_up()
-        reference = self.policy.frozen_copy() if self.args.objective.needs_reference else None
-        before = self._evaluate(0)
+        if self.keeper.begun is None:
+            self._warm_up()
+        reference = self.keeper.reference()
+        before = self._evaluate(0) if self.keeper.begun is None else None
         self._shake_hands()
         learner = Learner(
             policy=self.policy,
             reference=reference,
-            optimizer=MasterAdamW(self.policy.model.parameters(), weight_decay=self.args.weight_decay),
+            optimizer=MasterAdamW(self.policy.model.named_parameters(), weight_decay=self.args.weight_decay),
             source=self._source(),
             args=self.args,
             ranks=self.ranks,
@@ -112,20 +129,25 @@ class Run:
         steps, checkpoint, after = self._steps(learner)
         draw_curve(self.folder.path)
         self.console.say(f"run folder: {self.folder.path}")
-        if before is not None and after is not None:
-            self.console.say(f"held-out accuracy before: {before.value:.2f}")
-            self.console.say(f"held-out accuracy after: {after.value:.2f}")
+        values = [self._evaluated(step) for step in (0, steps)]
+        if None not in values:
+            self.console.say(f"held-out accuracy before: {values[0]:.2f}")
+            self.console.say(f"held-out accuracy after: {values[1]:.2f}")
         return TrainResult(folder=self.folder.path, checkpoint=checkpoint, steps=steps, before=before, after=after)
 
     def _steps(self, learner: Learner) -> tuple[int, Path, Accuracy | None]:
         args = self.args
-        step, checkpoint, after, last = 0, None, None, False
+        here = self._go_on(learner)
+        step, checkpoint, last = here.step, self.keeper.start.checkpoint, here.step >= args.max_steps
+        after = None
         with self.stop as stop, self.console:
+            if step and self._due(step, last) and self._evaluated(step) is None:
+                after = self._evaluate(step)
             while not last and not stop.agreed(self.ranks):
                 step += 1
                 try:
                     with (
-                        self._saving_what_there_is(step),
+                        self._saving_what_there_is(learner, here),
                         self.tally.of_step(step, self.folder.write_rewards, self.console.say),
                         stop.dropping(),
                     ):
@@ -137,36 +159,55 @@ class Run:
                 self.folder.write_rollouts(step, batch)
                 self.console.step(report)
                 learner.guard.end(step, batch, self.folder.path / "dumps", self.console.say, write=self.ranks.first)
+                here = self.keeper.progress(learner, self.tally, self.notes, step, metrics_row(report))
                 last = step == args.max_steps or learner.guard.has_enough or self._ends_starved(report)
                 self._warn(report)
                 # Saved first: an evaluation takes time, and its reward functions may raise.
                 if last or (args.save_every and step % args.save_every == 0):
-                    checkpoint = self.folder.write_checkpoint(step, self.policy.save)
-                due = last or (args.eval_every and step % args.eval_every == 0)
-                if due and not learner.guard.has_enough and not stop.agreed(self.ranks):
+                    checkpoint = self.keeper.write(learner, here)
+                if self._due(step, last) and not learner.guard.has_enough and not stop.agreed(self.ranks):
                     after = self._evaluate(step)
             # After the loop, as a signal may come at any place in it, or before it.
             if checkpoint is None or checkpoint.name != f"checkpoint-{step}":
-                checkpoint = self.folder.write_checkpoint(step, self.policy.save)
+                checkpoint = self.keeper.write(learner, here)
         learner.guard.refuse_to_go_on(checkpoint)
         if stop.agreed(self.ranks) and stop.received is not None:
             self.console.say(f"stopped by {stop.received.name} after step {step}; saved {checkpoint}")
             stop.leave()
         return step, checkpoint, after
 
+    def _go_on(self, learner: Learner) -> Progress:
+        """Bring everything to where the run stood; where it starts afresh, that is step 0."""
+        begun = self.keeper.restore(learner, self.task, self.tally)
+        if begun is None:
+            return self.keeper.progress(learner, self.tally, self.notes, 0, None)
+        self.notes.update(begun.notes)
+        self.console.done = begun.step
+        if begun.step >= self.args.max_steps:
+            self.console.say(
+                f"the run has taken its {begun.step} steps and is done; a larger --max_steps takes it further"
+            )
+        return begun
+
     @contextlib.contextmanager
-    def _saving_what_there_is(self, step: int) -> Iterator[None]:
-        """Save the weights before an exception ends the run: a reward that returned nonsense, memory that ran out."""
-        version = self.policy.version
+    def _saving_what_there_is(self, learner: Learner, before: Progress) -> Iterator[None]:
+        """Save before an exception ends the run: a reward that returned nonsense, memory that ran out."""
         try:
             yield
         except Exception:
-            # With an update behind it, they are no longer those of the step before.
-            done = step - 1 if self.policy.version == version else step
-            if not (self.folder.path / f"checkpoint-{done}").exists():
-                saved = self.folder.write_checkpoint(done, self.policy.save)
+            step = before.step + 1
+            try:
+                # With an update behind it, the weights are no longer those of the step before.
+                unchanged = self.policy.version == before.version
+                saved = self.keeper.write(learner, before) if unchanged else self.keeper.write_failed(step)
                 self.console.say(f"step {step} failed; saved {saved}")
+            except CheckpointError as error:
+                self.console.say(f"step {step} failed, and so did saving: {error}")
             raise
+
+    def _due(self, step: int, last: bool) -> bool:
+        """Whether a step is followed by an evaluation."""
+        return last or (self.args.eval_every > 0 and step % self.args.eval_every == 0)
 
     def _source(self) -> SamplingSource:
         objective = self.args.objective
@@ -204,9 +245,10 @@ class Run:
         prompts = list(self.task.held_out)[:EVAL_PROMPTS]
         if not prompts:
             return None
-        accuracy = greedy_accuracy(
-            self.engine, self.policy.encode, self.policy.decode, prompts, self.runner, self.sampling.max_new_tokens
-        )
+        with undisturbed():
+            accuracy = greedy_accuracy(
+                self.engine, self.policy.encode, self.policy.decode, prompts, self.runner, self.sampling.max_new_tokens
+            )
         self.folder.write_evaluation(
             {
                 "step": step,
@@ -223,6 +265,11 @@ class Run:
         )
         return accuracy
 
+    def _evaluated(self, step: int) -> float | None:
+        """Held-out accuracy after a step, as it was written down; None where it was not."""
+        rows = read_rows(self.folder.path / "evaluations.jsonl")
+        return next((row["accuracy"] for row in rows if row["step"] == step), None)
+
     def _shake_hands(self) -> None:
         prompts = [self.policy.encode(draw.prompt) for draw in self.task.stream(self.args.seed).take(4)]
         tolerance = TOLERANCE[self.args.dtype]
@@ -237,8 +284,8 @@ class Run:
 
     def _warn(self, report: StepReport) -> None:
         """Once each: most groups carry no signal at the start; dynamic sampling used up its budget."""
-        if report.missing_groups and not self._starved:
-            self._starved = True
+        if report.missing_groups and "starved" not in self.notes:
+            self.notes.add("starved")
             what = {
                 "stop": "so the run ends here (--when_starved stop), saved",
                 "train": "and trains on those there are; so will every later step that does",

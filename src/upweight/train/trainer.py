@@ -16,12 +16,15 @@ from upweight.tasks.registry import make_task
 from upweight.tasks.rows import PromptsTask, RowsTask
 from upweight.tasks.task import Task, reward_of
 from upweight.train.args import TrainArgs
+from upweight.train.begun import as_begun, differences
 from upweight.train.check import check_args
 from upweight.train.folder import RunFolder, check_free
 from upweight.train.intake import fitting, judgeable
 from upweight.train.launch import Launch
 from upweight.train.resolve import TINY, resolve_args
-from upweight.train.run import Run, TrainResult, announce
+from upweight.train.resume import AFRESH, find_start
+from upweight.train.run import Run, TrainResult, announce, flat_config
+from upweight.train.state import load_weights
 
 RewardFuncs = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 
@@ -73,6 +76,7 @@ class Trainer:
                 "train_dataset", "Trainer", "rows", str(train_dataset), "A file is TrainArgs(data=...), or --data."
             )
         self.launch = Launch() if launch is None else launch
+        self._start = AFRESH
         self._loaded = None if model is None or isinstance(model, str) else model
         self._tokenizer = processing_class
         self._reward_funcs = reward_funcs
@@ -112,7 +116,8 @@ class Trainer:
             RewardError: a reward function returned something that is no reward.
         """
         check_args(self.args)
-        if self.args.output_dir is not None:
+        self._start = find_start(self.launch.resume, self.args.output_dir)
+        if self._start.folder is None and self.args.output_dir is not None:
             check_free(self.args.output_dir)
         resolve_device(self.args.device)
         task = self._task(chat=False)
@@ -148,13 +153,20 @@ class Trainer:
         policy = self._policy()
         task = self._task(chat=policy.has_chat_template)
         parameters = sum(p.numel() for p in policy.model.parameters())
-        args = resolve_args(self.args, task, str(policy.device), parameters)
+        start = self._start
+        args = resolve_args(as_begun(self.args, start.config), task, str(policy.device), parameters)
+        if start.folder is not None:
+            args = dataclasses.replace(args, output_dir=str(start.folder))
         check_args(args)
+        if start.config is not None:  # before anything is claimed; the run says what differs
+            differences(start.config, flat_config(args), override=self.launch.resume_override)
         runner = self._runner(task, args.reward)
         task = self._judgeable(fitting(task, policy, args), runner)
-        folder = RunFolder(str(args.output_dir))
+        folder = RunFolder(str(args.output_dir), going_on=start.folder is not None)
         try:
-            return Run(args=args, task=task, policy=policy, runner=runner, folder=folder, launch=self.launch).go()
+            return Run(
+                args=args, task=task, policy=policy, runner=runner, folder=folder, launch=self.launch, start=start
+            ).go()
         finally:
             runner.close()
             folder.release()
@@ -170,9 +182,17 @@ class Trainer:
         return make_task(self.args.task, chat=chat)
 
     def _policy(self) -> Policy:
+        checkpoint = self._start.checkpoint
         if self._loaded is not None:
-            return Policy(model=self._loaded, tokenizer=self._tokenizer, name=type(self._loaded).__name__)
-        return load_policy(self.args.model, dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
+            policy = Policy(model=self._loaded, tokenizer=self._tokenizer, name=type(self._loaded).__name__)
+            if checkpoint is not None:
+                load_weights(policy, checkpoint)
+            return policy
+        if checkpoint is None:
+            return load_policy(self.args.model, dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
+        policy = load_policy(str(checkpoint), dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
+        policy.name = self.args.model
+        return policy
 
     def _runner(self, task: Task, reward: str | None) -> RewardRunner:
         """The reward functions, tried on one row of each part of the data."""

@@ -1,0 +1,223 @@
+"""`Keeper`: writes a run's checkpoints, and brings a run back from one."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from upweight.objective.errors import UsageError
+from upweight.policy.policy import Policy
+from upweight.tasks.task import Task
+from upweight.train.args import TrainArgs
+from upweight.train.begun import check_identity, differences, no_longer_exact
+from upweight.train.checkpoint import (
+    check_whole,
+    checkpoints_of,
+    fingerprint_of,
+    free_bytes,
+    in_units,
+    remove_leftovers,
+    remove_whole,
+    write_whole,
+)
+from upweight.train.folder import REFERENCE, RunFolder
+from upweight.train.resume import Start
+from upweight.train.state import (
+    Progress,
+    checkpoint_bytes,
+    identity_of,
+    load_optimizer,
+    load_progress,
+    load_weights,
+    made_with,
+    random_state,
+    save_training,
+    set_random_state,
+    weights_bytes,
+)
+from upweight.train.step import Learner
+from upweight.train.tally import RewardTally
+
+
+class Keeper:
+    """What a run saves and comes back from.
+
+    Attributes:
+        begun: where the run stood at the checkpoint it goes on from; None where it starts afresh.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        args: TrainArgs,
+        config: Mapping[str, Any],
+        start: Start,
+        policy: Policy,
+        override: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """Read where the run stood; nothing is changed yet.
+
+        Args:
+            folder: claimed.
+            args: resolved.
+            config: the same, flat.
+            start: where the run starts.
+            policy: with the weights of the start.
+            override: go on also with another model, tokenizer, data or objective.
+            say: takes a line of text.
+        """
+        self.folder = folder
+        self.args = args
+        self.config = config
+        self.start = start
+        self.policy = policy
+        self.override = override
+        self.say = say
+        self.begun = None if start.checkpoint is None else load_progress(start.checkpoint)
+        self._identity: Mapping[str, Any] = {}
+        self._bytes = checkpoint_bytes(policy)
+
+    def take_over(self) -> None:
+        """Refuse what is another run, say what differs, and clear away what the run will write again.
+
+        Raises:
+            UsageError: the configuration makes it another run, or the disk has no room for the checkpoints.
+        """
+        if not self.folder.ranks.first:
+            return
+        say = self.say
+        for remark in self.start.remarks:
+            say(remark)
+        for line in differences(self.start.config or {}, self.config, override=self.override):
+            say(f"changed: {line}")
+        for name in remove_leftovers(self.folder.path):
+            say(f"removed {name}, which a run that was killed had left half written")
+        self._check_room()
+        if self.start.folder is None:
+            return
+        step, row = (-1, None) if self.begun is None else (self.begun.step, self.begun.row)
+        self.folder.cut_back(step, row)
+        say(f"going on from {self.start.checkpoint}" if self.begun else f"{self.start.folder} has no checkpoint yet")
+
+    def reference(self) -> Policy | None:
+        """The policy that the KL is taken to: as it is now at the start of a run, and as it was then ever after.
+
+        It is kept in RUN/reference, so that going on does not depend on where the model came from, or on a warm-up that
+        another machine would round differently.
+        """
+        if not self.args.objective.needs_reference:
+            return None
+        kept = self.folder.path / REFERENCE
+        reference = self.policy.frozen_copy()
+        if self.begun is not None:
+            check_whole(kept)
+            load_weights(reference, kept)
+            reference.version = 0
+        elif self.folder.ranks.first:
+            if kept.exists():
+                remove_whole(kept)
+            write_whole(kept, self.policy.save, bytes_needed=weights_bytes(self.policy))
+        return reference
+
+    def restore(self, learner: Learner, task: Task, tally: RewardTally) -> Progress | None:
+        """Bring everything but the weights, which are loaded, to where it stood; hashes are compared first.
+
+        Args:
+            learner: fresh.
+            task: the data.
+            tally: fresh.
+
+        Returns:
+            Where the run stands; None where it starts afresh.
+
+        Raises:
+            UsageError: another model, tokenizer, data or reference than the run was begun with.
+        """
+        ranks = self.folder.ranks
+        kept = self.folder.path / REFERENCE
+        if ranks.first:
+            fingerprint = None if learner.reference is None else fingerprint_of(kept)
+            self._identity = identity_of(self.policy, task, self.args.seed, fingerprint)
+        if self.begun is None or self.start.checkpoint is None:
+            return None
+        if ranks.first:
+            exact = no_longer_exact(self.begun.made_with, made_with(ranks.world))
+            for line in check_identity(self.begun.identity, self._identity, override=self.override) + exact:
+                self.say(f"changed: {line}")
+        load_optimizer(self.start.checkpoint, learner.optimizer)
+        learner.policy.version = self.begun.version
+        learner.source.load_state_dict(self.begun.source)
+        tally.go_on(self.begun.rewards)
+        self.folder.write_rewards(tally.rows())
+        set_random_state(self.begun.random)
+        return self.begun
+
+    def progress(
+        self, learner: Learner, tally: RewardTally, notes: Collection[str], step: int, row: Mapping[str, Any] | None
+    ) -> Progress:
+        """Where the run stands now, between two steps.
+
+        Args:
+            learner: after `step` steps.
+            tally: likewise.
+            notes: that have been said.
+            step: steps taken.
+            row: the last of metrics.jsonl.
+        """
+        return Progress(
+            step=step,
+            version=learner.policy.version,
+            source=learner.source.state_dict(),
+            rewards=tally.rows(),
+            notes=tuple(notes),
+            row=row,
+            random=random_state(),
+            identity=self._identity,
+            made_with=made_with(self.folder.ranks.world),
+        )
+
+    def write(self, learner: Learner, progress: Progress) -> Path:
+        """Write checkpoint-N; called by all ranks, as the state may be spread over them.
+
+        Args:
+            learner: its weights and moments are those of `progress`.
+            progress: where the run stands.
+
+        Raises:
+            CheckpointError: it could not be written; the ones before it are as they were.
+        """
+        tensors = learner.optimizer.state_tensors()
+
+        def save(folder: Path) -> None:
+            self.policy.save(folder)
+            save_training(folder, progress, tensors, self.config)
+
+        return self.folder.write_checkpoint(
+            progress.step, save, keep=self.args.keep_checkpoints, bytes_needed=self._bytes
+        )
+
+    def write_failed(self, step: int) -> Path:
+        """The weights in the middle of a step, as failed-step-N: a model, and nothing to go on from."""
+        target = self.folder.path / f"failed-step-{step}"
+        if self.folder.ranks.first and not target.exists():
+            write_whole(target, self.policy.save, bytes_needed=weights_bytes(self.policy))
+        return target
+
+    def _check_room(self) -> None:
+        """Refuse to start where the disk cannot hold the checkpoints that the run will write."""
+        args = self.args
+        done = 0 if self.begun is None else self.begun.step
+        saves = 1 + (max(0, args.max_steps - 1 - done) // args.save_every if args.save_every else 0)
+        # The newest are kept, the best, and a new one is whole before the oldest goes.
+        most = saves if args.keep_checkpoints == 0 else min(saves, args.keep_checkpoints + 2)
+        new = max(1, most - len(checkpoints_of(self.folder.path)))
+        reference = weights_bytes(self.policy) if args.objective.needs_reference and self.begun is None else 0
+        needed, free = new * self._bytes + reference, free_bytes(self.folder.path)
+        if needed > free:
+            raise UsageError(
+                f"The disk of {str(self.folder.path)!r} has {in_units(free)} free, and the run will write "
+                f"{in_units(needed)}: {new} checkpoints of {in_units(self._bytes)}"
+                + (f" and the reference of {in_units(reference)}" if reference else "")
+                + ". Make room, choose an --output_dir on another disk, or lower --keep_checkpoints."
+            )
