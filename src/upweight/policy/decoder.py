@@ -9,9 +9,11 @@ Shapes: N packed tokens, H query heads, K key heads, D head size, E hidden size.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from upweight.policy.kernels import gate, rms_norm, rotate
+from upweight.policy.variants import Recomputed, recomputed
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [N, H, D], keys [N, K, D], values [N, K, D]) -> [N, H, D]; scores are divided by sqrt(D)."""
@@ -50,6 +52,8 @@ class Decoder:
         parts = (hasattr(core, part) for part in ("embed_tokens", "layers", "norm", "rotary_emb"))
         if getattr(config, "model_type", None) not in FAMILIES or not all(parts) or not hasattr(model, "lm_head"):
             return False  # another family, or one that something is wrapped around
+        if hasattr(model, "reshard"):
+            return False  # sharded (FSDP2): its weights are whole only inside its own forward
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         on_cpu = next(iter(model.parameters())).device.type == "cpu"
@@ -71,25 +75,40 @@ class Decoder:
         x = core.embed_tokens(ids)
         cos, sin = (table[0, :, None, :] for table in core.rotary_emb(x, positions[None]))
         for number, layer in enumerate(core.layers[: self.layers]):
-            x = x + self._attention(number, layer.self_attn, _norm(x, layer.input_layernorm), cos, sin, attend)
-            x = x + _feed_forward(layer.mlp, _norm(x, layer.post_attention_layernorm), self.silu)
+            if isinstance(layer, Recomputed) and torch.is_grad_enabled():
+                x = recomputed(self._layer, number, layer, x, cos, sin, attend)
+            else:
+                x = self._layer(number, layer, x, cos, sin, attend)
         return _norm(x, core.norm)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, E] -> [N, V]: the model's head."""
+        logits: Tensor = self.model.lm_head(hidden)
+        return logits
+
+    def _layer(self, number: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = x + self._attention(number, layer.self_attn, _norm(x, layer.input_layernorm), cos, sin, attend)
+        return x + self._feed_forward(number, layer.mlp, _norm(x, layer.post_attention_layernorm))
+
     def _attention(self, number: int, part: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q = part.q_proj(x).view(-1, self.heads, self.head_size)
-        k = part.k_proj(x).view(-1, self.key_heads, self.head_size)
-        v = part.v_proj(x).view(-1, self.key_heads, self.head_size)
+        q, k, v = self._qkv(number, part, x)
         if hasattr(part, "q_norm"):
             q, k = _norm(q, part.q_norm), _norm(k, part.k_norm)
-        out = attend(number, rotate(q, cos, sin), rotate(k, cos, sin), v)
-        projected: Tensor = part.o_proj(out.reshape(-1, self.heads * self.head_size))
+        return self._out(number, part, attend(number, rotate(q, cos, sin), rotate(k, cos, sin), v))
+
+    def _qkv(self, number: int, part: Any, x: Tensor) -> tuple[Tensor, ...]:
+        """[N, E] -> queries [N, H, D], keys and values [N, K, D]."""
+        return tuple(proj(x).view(len(x), -1, self.head_size) for proj in (part.q_proj, part.k_proj, part.v_proj))
+
+    def _out(self, number: int, part: Any, heads: Tensor) -> Tensor:
+        """[N, H, D] -> [N, E]."""
+        projected: Tensor = part.o_proj(heads.flatten(1))
         return projected
+
+    def _feed_forward(self, number: int, part: Any, x: Tensor) -> Tensor:
+        out: Tensor = part.down_proj(gate(part.gate_proj(x), part.up_proj(x))) if self.silu else part(x)
+        return out
 
 
 def _norm(x: Tensor, norm: Any) -> Tensor:
     return rms_norm(x, norm.weight, norm.variance_epsilon)
-
-
-def _feed_forward(mlp: Any, x: Tensor, silu: bool) -> Tensor:
-    out: Tensor = mlp.down_proj(gate(mlp.gate_proj(x), mlp.up_proj(x))) if silu else mlp(x)
-    return out

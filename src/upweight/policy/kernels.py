@@ -21,6 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         weight: [E].
         eps: added to the mean square.
     """
+    if not torch.is_grad_enabled():  # a sampler's step is short enough for the detour through autograd to show
+        return _normed(x, weight, eps)[0]
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -31,11 +33,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x: [N, heads, D].
         cos, sin: [N, 1, D], the two halves of D alike; no gradient.
     """
+    if not torch.is_grad_enabled():
+        return _turned(x, cos, sin, 1.0)
     return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gate(switch: Tensor, value: Tensor) -> Tensor:
     """silu(switch) value (SwiGLU, arXiv 2002.05202)."""
+    if not torch.is_grad_enabled():
+        return functional.silu(switch).mul_(value)
     return _Gate.apply(switch, value)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -43,13 +49,17 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = _wide(x)
+    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight), scale
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = _wide(x)
-        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        out, scale = _normed(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        out: Tensor = (wide * scale).to(x.dtype).mul_(weight)
         return out
 
     @staticmethod

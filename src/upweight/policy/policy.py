@@ -16,6 +16,7 @@ from upweight.policy.head import head_logprobs
 from upweight.policy.logprob import TokenScores, token_logprobs
 from upweight.policy.pack import Pack, TreeAttend, pack
 from upweight.policy.quiet import quiet_transformers
+from upweight.policy.variants import Float32Linear
 from upweight.tasks.prompt import Prompt
 
 Kept = Sequence[np.ndarray] | None
@@ -174,8 +175,11 @@ class Policy:
     def _score_packed(self, layout: Pack, temperature: float, kept: Sequence[np.ndarray | None] | None) -> TokenScores:
         hidden = Decoder(self.model).hidden(layout.ids, layout.positions, TreeAttend(layout, self.dtype))
         hidden, head = hidden[layout.predicts], self.model.lm_head
-        if type(head) is torch.nn.Linear and head.bias is None:
-            scores = head_logprobs(hidden, head.weight, layout.targets, temperature=temperature, kept=kept)
+        if type(head) in (torch.nn.Linear, Float32Linear) and head.bias is None:
+            wide = isinstance(head, Float32Linear)
+            scores = head_logprobs(
+                hidden, head.weight, layout.targets, temperature=temperature, kept=kept, float32=wide
+            )
         else:  # an adapter, a bias
             scores = token_logprobs(head(hidden), layout.targets, temperature=temperature, kept=kept)
         return TokenScores(logprobs=scores[0], entropy=scores[1])

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from upweight.policy.attention import attend_over, attend_shared, merge, prompt_mask
+from upweight.policy.blocked import decoder_for_steps
 from upweight.policy.decoder import Decoder
 from upweight.policy.pack import padded, ranges, unpadded
 from upweight.policy.policy import Policy, cache_argument
@@ -119,7 +120,7 @@ class SharedRows:
             new_tokens: budget of an answer.
         """
         self.decoder = decoder = Decoder(policy.model)
-        self.head = policy.model.lm_head
+        self.steps = decoder_for_steps(policy.model)
         self.width, self.capacity = width, prompts
         dtype = policy.dtype
 
@@ -159,8 +160,7 @@ class SharedRows:
         self.fed = torch.cat([self.fed, torch.zeros(len(which), dtype=torch.long)])
         self.prompt_lengths = torch.cat([self.prompt_lengths, lengths])
         self._remask()
-        logits: Tensor = self.head(hidden[lengths.cumsum(0) - 1])
-        return logits[which]
+        return self.decoder.logits(hidden[lengths.cumsum(0) - 1])[which]
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Rows.step`."""
@@ -168,21 +168,23 @@ class SharedRows:
         longest = int(self.fed.max()) + 1
         own_mask = prompt_mask(self.fed + 1, longest, self.keys[0].dtype)
         places, widest = prompts * self.width, int(self.prompt_lengths.max())
+        whole = torch.equal(self.slots, torch.arange(places))
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             keys[rows, :, self.fed], values[rows, :, self.fed] = k, v
-            seated = q.new_zeros(places, *q.shape[1:]).index_copy_(0, self.slots, q)[:, :, None]
+            seated = q if whole else q.new_zeros(places, *q.shape[1:]).index_copy_(0, self.slots, q)
             shared = (self.prompt_keys[layer][:prompts, :, :widest], self.prompt_values[layer][:prompts, :, :widest])
-            out_1, lse_1 = (found[self.slots, :, 0] for found in attend_shared(seated, *shared, self.mask))
+            out_1, lse_1 = (found[:, :, 0] for found in attend_shared(seated[:, :, None], *shared, self.mask))
+            if not whole:
+                out_1, lse_1 = out_1[self.slots], lse_1[self.slots]
             own = (keys[: len(rows), :, :longest], values[: len(rows), :, :longest])
             out_2, lse_2 = (found[:, :, 0] for found in attend_shared(q[:, :, None], *own, own_mask))
             return merge(out_1, lse_1, out_2, lse_2)[0]
 
-        hidden = self.decoder.hidden(tokens, self.prompt_lengths[self.slots // self.width] + self.fed, attend)
+        hidden = self.steps.hidden(tokens, self.prompt_lengths[self.slots // self.width] + self.fed, attend)
         self.fed = self.fed + 1
-        logits: Tensor = self.head(hidden)
-        return logits
+        return self.steps.logits(hidden)
 
     def select(self, rows: Tensor) -> None:
         """See `Rows.select`."""
