@@ -9,6 +9,7 @@ from typing import Any
 from upweight.objective.errors import UsageError, bad_parameter
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
+from upweight.policy.variants import head_in_float32, layers_recomputed
 from upweight.rewards.lookup import all_built_in
 from upweight.rewards.runner import RewardRunner, make_runner
 from upweight.tasks.data import DataTask
@@ -151,6 +152,10 @@ class Trainer:
         """
         self.check()
         policy = self._policy()
+        if self.args.fp32_head:
+            head_in_float32(policy.model)
+        if self.launch.gradient_checkpointing:
+            layers_recomputed(policy.model)
         task = self._task(chat=policy.has_chat_template)
         parameters = sum(p.numel() for p in policy.model.parameters())
         start = self._start
