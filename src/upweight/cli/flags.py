@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from upweight.cli.config import FLAG_TYPES, did_you_mean, read_config
+from upweight.cli.config import FLAG_TYPES, OBJECTIVE_FLAGS, did_you_mean, read_config
 from upweight.objective.dialects import DIALECTS, Setting, Translation, translate
 from upweight.objective.dialects.base import choice_meant, last_part
 from upweight.objective.errors import UsageError, bad_parameter, nearest
@@ -51,6 +51,17 @@ class Call:
     """In place of a preset: start from that trainer's defaults, and read the names it has for what decides the
     objective (loss_type, epsilon_high, beta, ...) in its own meaning."""
 
+    def begun(self, output_dir: object) -> Mapping[str, object]:
+        """Values for flags that neither the command line nor the file gives, from a run that this call goes on with.
+
+        Args:
+            output_dir: what these say about the run folder.
+
+        Returns:
+            Flag -> value; empty where the call starts afresh.
+        """
+        return {}
+
 
 C = TypeVar("C", bound=Call)
 
@@ -59,7 +70,7 @@ _TRAINERS: object = Literal.__getitem__(tuple(DIALECTS))
 
 
 def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) -> tuple[C, Translation | None]:
-    """Put the configuration together: defaults < preset or --like < file < flags.
+    """Put the configuration together: defaults < preset or --like < the run that is gone on with < file < flags.
 
     The command line is parsed twice: once to learn which preset, trainer and file it names, then on top of what these
     say.
@@ -91,6 +102,10 @@ def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) 
     first = _parse(argv, kind(), program, description)
     given = {_name_of(word) for word in argv if word.startswith("--")}
     values = dict(read_config(first.config)) if first.config is not None else {}
+    begun = first.begun(first.args.output_dir if "output_dir" in given else values.get("output_dir"))
+    if {"preset", "like"} & (given | set(values)):  # then these say which objective
+        begun = {flag: value for flag, value in begun.items() if flag not in OBJECTIVE_FLAGS | {"preset"}}
+    values = {**begun, **values}
     budget = first.args.max_new_tokens if "max_new_tokens" in given else values.get("max_new_tokens")
     budget = budget if isinstance(budget, int) else None
     if first.like is None:

@@ -1,13 +1,16 @@
 """`upweight train`: check what the flags say, then train. Imports no torch before it trains."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
+from upweight.cli.config import read_config
 from upweight.cli.flags import Call, resolve
 from upweight.objective.dialects import Translation
+from upweight.objective.errors import UsageError
+from upweight.train.begun import begun_config
 from upweight.train.check import check_args
 from upweight.train.launch import Launch
 
@@ -15,13 +18,16 @@ PROGRAM = "upweight train"
 
 DESCRIPTION = """Train a language model by reinforcement learning on checked answers.
 
-Values come from the defaults, then --preset (or --like), then --config, then the flags: the later one wins.
+Values come from the defaults, then --preset (or --like), then --config, then the flags: the later one wins. With
+--resume, what is not given is as the run was begun.
 `upweight explain` with the same flags says what their objective is.
 
 examples:
   upweight train --preset dr-grpo --max_steps 50
   upweight train --model smollm2-135m --clip_high 0.28 --filter_groups true --kl_coef 0
-  upweight train --config run.toml --seed 1 --dry-run"""
+  upweight train --config run.toml --seed 1 --dry-run
+  upweight train --resume runs/mine/checkpoint-200
+  upweight train --config run.toml --output_dir runs/mine --save_every 20 --resume auto"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +36,17 @@ class TrainCall(Call, Launch):
 
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Check everything that can be checked before a model is loaded, and stop there."""
+
+    def begun(self, output_dir: object) -> Mapping[str, object]:
+        """See `Call.begun`: with --resume, what is not given is as it was."""
+        if self.resume is None:
+            return {}
+        file, folder = begun_config(self.resume, output_dir if isinstance(output_dir, str) else None)
+        try:
+            values = {} if file is None else read_config(str(file))
+        except UsageError:  # a damaged file: what is wrong with the checkpoint is said when it is checked as a whole
+            return {}
+        return values if folder is None else {**values, "output_dir": str(folder)}
 
 
 def run(argv: Sequence[str]) -> int:

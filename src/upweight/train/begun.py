@@ -9,12 +9,12 @@ from typing import Any
 
 from upweight.objective.errors import UsageError
 from upweight.train.args import TrainArgs
-from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
+from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING
 
 AUTO = "auto"
 
 MAY_CHANGE: Mapping[str, str] = {
-    "output_dir": "the same folder by another name",
+    "output_dir": "a run goes on where its checkpoints are",
     "max_steps": "the learning rate follows its schedule over the new number of steps from here on",
     "save_every": "",
     "keep_checkpoints": "",
@@ -39,28 +39,29 @@ _DECIDED = ("max_new_tokens", "reward", "learning_rate", "lr_warmup_steps", "sft
 """Fields that the run fills in where they are not given: going on, they are what they were."""
 
 
-def begun_config(resume: str, output_dir: str | None) -> dict[str, Any]:
-    """The configuration that a run was begun with, for flags that are not given; nothing is checked yet.
+def begun_config(resume: str, output_dir: str | None) -> tuple[Path | None, Path | None]:
+    """The file that says how a run was begun, for flags that are not given, and the run's folder; nothing is checked.
 
     Args:
         resume: as the flag takes it.
         output_dir: as that flag says.
 
     Returns:
-        Flat, as the flags are spelled, the run's folder as output_dir; empty where there is none that can be read.
+        The checkpoint's own file, or RUN/config.json; None each where there is none. The folder is None for `auto`.
     """
-    path = Path(output_dir or "" if resume == AUTO else resume).expanduser()
-    if resume == AUTO and output_dir is None:
-        return {}
-    checkpoint = path if resume != AUTO and is_checkpoint(path) else next(iter(checkpoints_of(path)), None)
-    for file in ([] if checkpoint is None else [checkpoint / CONFIG]) + [path / "config.json"]:
-        try:
-            found = read_config(file)
-        except (OSError, ValueError):
-            continue
-        folder = checkpoint.parent if checkpoint is not None else path
-        return {**found, "output_dir": str(folder)}
-    return {}
+    if resume == AUTO:
+        file = Path(output_dir or "") / "config.json"
+        return (file if output_dir is not None and file.is_file() else None), None
+    path = as_path(resume)
+    folder = path.parent if is_checkpoint(path) else path
+    file = path / (CONFIG if is_checkpoint(path) else "config.json")
+    return (file if file.is_file() else None), folder
+
+
+def as_path(text: str) -> Path:
+    """A path with a last part that is a name, also where it was given as `.`."""
+    path = Path(text).expanduser()
+    return path.resolve() if path.name in ("", "..") else path
 
 
 def is_checkpoint(path: Path) -> bool:

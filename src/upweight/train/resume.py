@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError
-from upweight.train.begun import AUTO, is_checkpoint, read_config
+from upweight.train.begun import AUTO, as_path, is_checkpoint, read_config
 from upweight.train.checkpoint import (
     CONFIG,
     TENSORS,
@@ -58,7 +58,7 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
     if resume is None:
         return AFRESH
     if resume != AUTO:
-        return _named(Path(resume).expanduser(), output_dir)
+        return _named(as_path(resume), output_dir)
     if output_dir is None:
         raise UsageError(
             "--resume auto looks for checkpoints in --output_dir, which is not given. Name the run folder, or the "
@@ -102,7 +102,7 @@ def _named(path: Path, output_dir: str | None) -> Start:
             f"--resume {path} holds no checkpoint. --resume auto --output_dir {path} starts that run afresh; a model "
             "without the state of a run is --model."
         )
-    folder = checkpoint.absolute().parent if checkpoint is path else path
+    folder = path.parent if checkpoint is path else path
     if output_dir is not None and os.path.realpath(output_dir) != os.path.realpath(folder):
         raise UsageError(
             f"A run goes on in its own folder, {str(folder)!r}, and --output_dir says {output_dir!r}. Leave it out; a "

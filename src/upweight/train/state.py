@@ -130,7 +130,8 @@ def checkpoint_bytes(policy: Policy) -> int:
 
 def weights_bytes(policy: Policy) -> int:
     """Bytes of the weights alone, with what lies beside them."""
-    return sum(p.numel() * p.element_size() for p in policy.model.parameters()) + SMALL_FILES
+    weights: int = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    return weights + SMALL_FILES
 
 
 def identity_of(policy: Policy, task: Task, seed: int, reference: str | None) -> dict[str, Any]:
