@@ -353,14 +353,14 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     import upweight.train.step as steps_room
 
     if when == "evaluation":
-        real = room.greedy_accuracy
+        real = room.greedy_answers
 
         def evaluate(*args: Any) -> Any:
             if (tmp_path / "run" / "metrics.jsonl").exists():
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(*args)
 
-        monkeypatch.setattr(room, "greedy_accuracy", evaluate)
+        monkeypatch.setattr(room, "greedy_answers", evaluate)
     elif when in ("update", "sampling"):
         place, name = (steps_room, "make_batch") if when == "update" else (room, "training_step")
         real = getattr(place, name)

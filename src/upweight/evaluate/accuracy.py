@@ -114,8 +114,20 @@ def greedy_accuracy(
     """
     if not prompts:
         raise bad_parameter("prompts", "greedy_accuracy", "at least one prompt", prompts)
+    return accuracy_of(greedy_answers(engine, encode, decode, prompts, runner, max_new_tokens))
+
+
+def greedy_answers(
+    engine: Engine,
+    encode: Callable[[Prompt], Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+    prompts: Sequence[Prompt],
+    runner: RewardRunner,
+    max_new_tokens: int,
+) -> list[Answer]:
+    """One judged greedy answer to each prompt, which may be none; see `greedy_accuracy`."""
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=0.0)
-    return accuracy_of([group[0] for group in collect(engine, encode, decode, prompts, runner, sampling)])
+    return [group[0] for group in collect(engine, encode, decode, prompts, runner, sampling)]
 
 
 def accuracy_of(answers: Sequence[Answer]) -> Accuracy:

@@ -19,11 +19,11 @@ COLUMNS = ("step", "reward", "informative", "resp_len", "clipfrac", "kl", "entro
 class Console:
     """Prints messages and steps; a context manager, so that the live table is closed whatever happens."""
 
-    def __init__(self, total: int, *, console: RichConsole | None = None) -> None:
+    def __init__(self, total: int, *, console: RichConsole | None = None, quiet: bool = False) -> None:
         self.done = 0
         """Steps that were taken before this process."""
         self._total = total
-        self._console = RichConsole() if console is None else console
+        self._console = RichConsole(quiet=quiet) if console is None else console
         self._recent: collections.deque[list[str]] = collections.deque(maxlen=ROWS)
         self._live: Live | None = None
         self._started = time.perf_counter()

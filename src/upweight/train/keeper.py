@@ -1,5 +1,6 @@
 """`Keeper`: writes a run's checkpoints, and brings a run back from one."""
 
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
 from upweight.train.begun import check_identity, differences, no_longer_exact
 from upweight.train.checkpoint import (
+    TEMPORARY,
     check_whole,
     checkpoints_of,
     fingerprint_of,
@@ -21,11 +23,11 @@ from upweight.train.checkpoint import (
 )
 from upweight.train.folder import REFERENCE, RunFolder
 from upweight.train.resume import Start
+from upweight.train.shard import PARTS, read_state, write_part
 from upweight.train.state import (
     Progress,
     checkpoint_bytes,
     identity_of,
-    load_optimizer,
     load_progress,
     load_weights,
     made_with,
@@ -145,7 +147,8 @@ class Keeper:
             exact = no_longer_exact(self.begun.made_with, made_with(ranks.world))
             for line in check_identity(self.begun.identity, self._identity, override=self.override) + exact:
                 self.say(f"changed: {line}")
-        load_optimizer(self.start.checkpoint, learner.optimizer)
+        tensors = read_state(self.start.checkpoint, ranks, whole=learner.whole is None)
+        learner.optimizer.load_state_tensors(tensors)
         learner.policy.version = self.begun.version
         learner.source.load_state_dict(self.begun.source)
         tally.go_on(self.begun.rewards)
@@ -187,11 +190,17 @@ class Keeper:
         Raises:
             CheckpointError: it could not be written; the ones before it are as they were.
         """
-        tensors = learner.optimizer.state_tensors()
+        tensors, parts = learner.optimizer.state_tensors(), None
+        if learner.whole is not None:  # each rank writes its own, and the first takes them in
+            parts = self.folder.path / f"{TEMPORARY}parts-{progress.step}"
+            write_part(parts, tensors, learner.policy.model, learner.ranks)
+            learner.ranks.gather(None)
 
         def save(folder: Path) -> None:
             self.policy.save(folder)
-            save_training(folder, progress, tensors, self.config)
+            save_training(folder, progress, tensors if parts is None else {}, self.config)
+            if parts is not None:
+                shutil.move(parts, folder / PARTS)
 
         return self.folder.write_checkpoint(
             progress.step, save, keep=self.args.keep_checkpoints, bytes_needed=self._bytes

@@ -21,5 +21,8 @@ class Launch:
     """With several processes (torchrun): every one holds the whole model, or each a part of weights, gradients and
     moments (FSDP2)."""
 
+    rank_timeout: float = 600.0
+    """Seconds that one of several processes may keep the others waiting; then they end and say which it was."""
+
     gradient_checkpointing: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Recompute a layer's activations in the backward pass instead of keeping them: less memory, more time."""

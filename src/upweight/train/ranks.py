@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -31,7 +31,7 @@ class RankError(RuntimeError):
 class Ranks:
     """This process among those of the run.
 
-    `sum`, `gather`, `agree`, `same` and `in_turn` are collectives: all ranks call them, in the same order.
+    `sum`, `gather`, `from_first`, `agree`, `same` and `in_turn` are collectives: all ranks call them, in one order.
     """
 
     rank: int = 0
@@ -66,6 +66,13 @@ class Ranks:
         values: list[_T] = [value] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def from_first(self, make: Callable[[], _T]) -> _T:
+        """What `make` returns on rank 0, on each; the others do not call it."""
+        if self.world == 1:
+            return make()
+        made: list[_T] = [found for found in self.gather(make() if self.first else None) if found is not None]
+        return made[0]
 
     def agree(self, flag: bool) -> bool:
         """Whether it holds on all ranks."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from upweight.evaluate.accuracy import Accuracy, greedy_accuracy
+from upweight.evaluate.accuracy import Accuracy, accuracy_of, greedy_answers
 from upweight.objective.advantage import uninformative_share
 from upweight.objective.remarks import notes
 from upweight.policy.policy import Policy
@@ -26,10 +26,11 @@ from upweight.train.intake import EVAL_PROMPTS
 from upweight.train.keeper import Keeper
 from upweight.train.launch import Launch
 from upweight.train.optimizer import MasterAdamW
-from upweight.train.ranks import ALONE, Ranks
+from upweight.train.ranks import ALONE, Ranks, share_of
 from upweight.train.records import StepReport
 from upweight.train.resolve import TINY, known
 from upweight.train.resume import AFRESH, Start
+from upweight.train.shard import sharded
 from upweight.train.signals import GracefulStop, SamplingDropped
 from upweight.train.source import SamplingSource
 from upweight.train.state import Progress, undisturbed
@@ -96,7 +97,7 @@ class Run:
             top_k=args.top_k,
             seed=args.seed,
         )
-        self.console = Console(args.max_steps)
+        self.console = Console(args.max_steps, quiet=not ranks.first)
         self.notes: set[str] = set()
         self.tally = RewardTally(runner, ranks)
         self.keeper = Keeper(
@@ -110,24 +111,35 @@ class Run:
         )
 
     def go(self) -> TrainResult:
-        announce(self.args, self.task)
+        if self.ranks.first:
+            announce(self.args, self.task)
         self.keeper.take_over()
         self.folder.write_config(flat_config(self.args))
         if self.keeper.begun is None:
-            self._warm_up()
+            with self.ranks.in_turn():  # the others find it in the cache
+                self._warm_up()
+        self.ranks.same(self.policy.model.parameters())
         reference = self.keeper.reference()
+        trained, whole = self.policy, None
+        if self.launch.shard == "full" and self.ranks.world > 1:
+            trained, whole = sharded(self.policy, self.ranks), self.policy
+            reference = None if reference is None else sharded(reference, self.ranks)
         before = self._evaluate(0) if self.keeper.begun is None else None
-        self._shake_hands()
+        self._shake_hands(trained)
         learner = Learner(
-            policy=self.policy,
+            policy=trained,
+            whole=whole,
             reference=reference,
-            optimizer=MasterAdamW(self.policy.model.named_parameters(), weight_decay=self.args.weight_decay),
+            optimizer=MasterAdamW(
+                trained.model.named_parameters(), weight_decay=self.args.weight_decay, ranks=self.ranks
+            ),
             source=self._source(),
             args=self.args,
             ranks=self.ranks,
         )
         steps, checkpoint, after = self._steps(learner)
-        draw_curve(self.folder.path)
+        if self.ranks.first:
+            draw_curve(self.folder.path)
         self.console.say(f"run folder: {self.folder.path}")
         values = [self._evaluated(step) for step in (0, steps)]
         if None not in values:
@@ -181,6 +193,7 @@ class Run:
         begun = self.keeper.restore(learner, self.task, self.tally)
         if begun is None:
             return self.keeper.progress(learner, self.tally, self.notes, 0, None)
+        self.policy.version = begun.version
         self.notes.update(begun.notes)
         self.console.done = begun.step
         if begun.step >= self.args.max_steps:
@@ -196,6 +209,8 @@ class Run:
             yield
         except Exception:
             step = before.step + 1
+            if learner.whole is not None:
+                raise  # the parts that the others hold may be out of reach
             try:
                 # With an update behind it, the weights are no longer those of the step before.
                 unchanged = self.policy.version == before.version
@@ -245,10 +260,14 @@ class Run:
         prompts = list(self.task.held_out)[:EVAL_PROMPTS]
         if not prompts:
             return None
+        policy, budget = self.policy, self.sampling.max_new_tokens
+        mine = share_of([1] * len(prompts), self.ranks)
         with undisturbed():
-            accuracy = greedy_accuracy(
-                self.engine, self.policy.encode, self.policy.decode, prompts, self.runner, self.sampling.max_new_tokens
-            )
+            asked = [prompts[place] for place in mine]
+            answers = greedy_answers(self.engine, policy.encode, policy.decode, asked, self.runner, budget)
+        parts = self.ranks.gather(dict(zip(mine, answers, strict=True)))
+        by_place = {place: answer for part in parts for place, answer in part.items()}
+        accuracy = accuracy_of([by_place[place] for place in range(len(prompts))])
         self.folder.write_evaluation(
             {
                 "step": step,
@@ -270,10 +289,10 @@ class Run:
         rows = read_rows(self.folder.path / "evaluations.jsonl")
         return next((row["accuracy"] for row in rows if row["step"] == step), None)
 
-    def _shake_hands(self) -> None:
+    def _shake_hands(self, trained: Policy) -> None:
         prompts = [self.policy.encode(draw.prompt) for draw in self.task.stream(self.args.seed).take(4)]
         tolerance = TOLERANCE[self.args.dtype]
-        result = shake_hands(self.policy, self.engine, prompts, self.sampling, tolerance)
+        result = shake_hands(trained, self.engine, prompts, self.sampling, tolerance)
         self.console.say(
             f"handshake: sampler and trainer differ by {result.gap:.1e} nats on average over {result.tokens} tokens "
             f"(allowed {tolerance:.0e})"

@@ -14,11 +14,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy
+from upweight.train.checkpoint import TENSORS
 from upweight.train.ranks import Ranks
 
-PART = "optimizer-{rank:05d}-of-{world:05d}.safetensors"
+PARTS = "optimizer"
+"""Folder of a checkpoint that holds the optimiser's state in parts."""
 
-SLICES = "optimizer.json"
+PART = "part-{rank:05d}-of-{world:05d}.safetensors"
+
+SLICES = "parts.json"
 """Which rows of which tensor each part holds."""
 
 
@@ -81,36 +85,42 @@ def write_part(folder: Path, state: Mapping[str, Tensor], model: Any, ranks: Ran
         (folder / SLICES).write_text(text + "\n", encoding="utf-8")
 
 
-def read_parts(folder: Path, ranks: Ranks, *, whole: bool) -> dict[str, Tensor]:
-    """The optimiser's state out of the parts of a checkpoint, however many ranks wrote them.
+def read_state(checkpoint: Path, ranks: Ranks, *, whole: bool) -> dict[str, Tensor]:
+    """The optimiser's state out of a checkpoint, in one piece or in parts, however many ranks wrote it.
 
     Args:
-        folder: of the checkpoint.
+        checkpoint: its folder.
         ranks: this process among those of today.
         whole: all rows of every tensor, for a run that does not shard; else the rows of this rank.
 
     Raises:
         UsageError: the parts do not belong together.
     """
+    folder = checkpoint / PARTS
+    state = _joined(folder) if folder.exists() else load_file(checkpoint / TENSORS)
+    if whole:
+        return state
+    for key, value in state.items():
+        if not key.startswith("step/"):
+            start, stop = rows_of(len(value), ranks.rank, ranks.world)
+            state[key] = value[start:stop].clone()
+    return state
+
+
+def _joined(folder: Path) -> dict[str, Tensor]:
     try:
         table = json.loads((folder / SLICES).read_text(encoding="utf-8"))
         world, shapes = int(table["world"]), table["shapes"]
+        parts = [load_file(folder / PART.format(rank=rank, world=world)) for rank in range(world)]
+        state = {
+            key: value if key.startswith("step/") else torch.cat([part[key] for part in parts])
+            for key, value in parts[0].items()
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{folder / SLICES} does not say what the parts of the optimiser's state hold: {error}."
-        ) from error
-    parts = [load_file(folder / PART.format(rank=rank, world=world)) for rank in range(world)]
-    state: dict[str, Tensor] = {}
-    for key, value in parts[0].items():
-        name = key.partition("/")[2]
-        if not key.startswith("step/"):
-            value = torch.cat([part[key] for part in parts])
-            if list(value.shape) != shapes[name]:
-                raise UsageError(f"{folder}: the parts of {key!r} make {list(value.shape)} and not {shapes[name]}.")
-            if not whole:
-                start, stop = rows_of(len(value), ranks.rank, ranks.world)
-                value = value[start:stop].clone()
-        state[key] = value
+        raise UsageError(f"{folder} does not hold all parts of the optimiser's state: {error}.") from error
+    for key, value in state.items():
+        if not key.startswith("step/") and list(value.shape) != shapes.get(key.partition("/")[2]):
+            raise UsageError(f"The parts of {key!r} in {folder} make {list(value.shape)}, and that is not its shape.")
     return state
 
 

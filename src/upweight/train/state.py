@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from upweight.objective.errors import UsageError
@@ -24,7 +24,6 @@ from upweight.policy.quiet import quiet_transformers
 from upweight.tasks.rows import PromptsTask
 from upweight.tasks.task import Task
 from upweight.train.checkpoint import CONFIG, TENSORS, TRAINING
-from upweight.train.optimizer import MasterAdamW
 
 SAMPLE_OF_ENDLESS = 256
 """Draws of an endless task that its fingerprint is made of."""
@@ -86,11 +85,6 @@ def load_progress(folder: Path) -> Progress:
             f"{folder / TRAINING} is not as this version of upweight writes it ({error}): go on with the version that "
             f"wrote it, or start a new run from its weights with --model {folder}."
         ) from error
-
-
-def load_optimizer(folder: Path, optimizer: MasterAdamW) -> None:
-    """Moments, step counters and masters."""
-    optimizer.load_state_tensors(load_file(folder / TENSORS))
 
 
 def load_weights(policy: Policy, folder: Path) -> None:

@@ -22,8 +22,9 @@ from upweight.train.check import check_args
 from upweight.train.folder import RunFolder, check_free
 from upweight.train.intake import fitting, judgeable
 from upweight.train.launch import Launch
+from upweight.train.ranks import ALONE, Ranks, device_of, joined_ranks
 from upweight.train.resolve import TINY, resolve_args
-from upweight.train.resume import AFRESH, find_start
+from upweight.train.resume import AFRESH, Start, find_start
 from upweight.train.run import Run, TrainResult, announce, flat_config
 from upweight.train.state import load_weights
 
@@ -109,18 +110,19 @@ class Trainer:
             fields["reward"] = make_runner(self._reward_funcs, self._reward_weights).spelled
         return fields
 
-    def check(self) -> None:
+    def check(self, ranks: Ranks = ALONE) -> None:
         """Everything that can be refused before a model is loaded: configuration, run folder, data, rewards.
+
+        Args:
+            ranks: the processes of the run; the first looks at the run folder, for all of them.
 
         Raises:
             UsageError: the first thing that cannot work.
             RewardError: a reward function returned something that is no reward.
         """
         check_args(self.args)
-        self._start = find_start(self.launch.resume, self.args.output_dir)
-        if self._start.folder is None and self.args.output_dir is not None:
-            check_free(self.args.output_dir)
-        resolve_device(self.args.device)
+        self._start = ranks.from_first(self._find_start)
+        resolve_device(device_of(self.args.device, ranks))
         task = self._task(chat=False)
         self._judgeable(task, self._runner(task, self.args.reward))
         if (self._loaded is None and self.args.model == TINY) or self._data is not None:
@@ -130,6 +132,12 @@ class Trainer:
             _check_templates(task, self.args)
         if self.args.sft_steps and not task.demonstrations(1, self.args.seed):
             raise UsageError(f"The task {task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
+
+    def _find_start(self) -> Start:
+        start = find_start(self.launch.resume, self.args.output_dir)
+        if start.folder is None and self.args.output_dir is not None:
+            check_free(self.args.output_dir)
+        return start
 
     def describe(self) -> None:
         """Print the resolved configuration and what is worth knowing about it, for a dry run.
@@ -148,10 +156,16 @@ class Trainer:
         Raises:
             UsageError: a configuration that cannot work; nothing has been written then.
             HandshakeError: sampler and trainer disagree at equal weights.
+            RankError: another process of the run is missing.
             KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; the step was finished and saved.
         """
-        self.check()
-        policy = self._policy()
+        with joined_ranks(timeout=self.launch.rank_timeout) as ranks:
+            return self._train(ranks)
+
+    def _train(self, ranks: Ranks) -> TrainResult:
+        self.check(ranks)
+        with ranks.in_turn():  # a download, an unpacked file
+            policy = self._policy(device_of(self.args.device, ranks))
         if self.args.fp32_head:
             head_in_float32(policy.model)
         if self.launch.gradient_checkpointing:
@@ -162,15 +176,23 @@ class Trainer:
         args = resolve_args(as_begun(self.args, start.config), task, str(policy.device), parameters)
         if start.folder is not None:
             args = dataclasses.replace(args, output_dir=str(start.folder))
+        args = dataclasses.replace(args, output_dir=ranks.from_first(lambda: args.output_dir))
         check_args(args)
         if start.config is not None:  # before anything is claimed; the run says what differs
             differences(start.config, flat_config(args), override=self.launch.resume_override)
         runner = self._runner(task, args.reward)
         task = self._judgeable(fitting(task, policy, args), runner)
-        folder = RunFolder(str(args.output_dir), going_on=start.folder is not None)
+        folder = RunFolder(str(args.output_dir), going_on=start.folder is not None, ranks=ranks)
         try:
             return Run(
-                args=args, task=task, policy=policy, runner=runner, folder=folder, launch=self.launch, start=start
+                args=args,
+                task=task,
+                policy=policy,
+                runner=runner,
+                folder=folder,
+                launch=self.launch,
+                start=start,
+                ranks=ranks,
             ).go()
         finally:
             runner.close()
@@ -186,7 +208,7 @@ class Trainer:
             raise UsageError("--eval_data goes with --data: a built-in task holds out its own problems.")
         return make_task(self.args.task, chat=chat)
 
-    def _policy(self) -> Policy:
+    def _policy(self, device: str) -> Policy:
         checkpoint = self._start.checkpoint
         if self._loaded is not None:
             policy = Policy(model=self._loaded, tokenizer=self._tokenizer, name=type(self._loaded).__name__)
@@ -194,8 +216,8 @@ class Trainer:
                 load_weights(policy, checkpoint)
             return policy
         if checkpoint is None:
-            return load_policy(self.args.model, dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
-        policy = load_policy(str(checkpoint), dtype=self.args.dtype, device=self.args.device, seed=self.args.seed)
+            return load_policy(self.args.model, dtype=self.args.dtype, device=device, seed=self.args.seed)
+        policy = load_policy(str(checkpoint), dtype=self.args.dtype, device=device, seed=self.args.seed)
         policy.name = self.args.model
         return policy
 
