@@ -1,5 +1,6 @@
 """Numbers as people write them, read exactly: bounded in size, never evaluated, never rounded."""
 
+import functools
 import re
 from fractions import Fraction
 
@@ -43,6 +44,7 @@ _WORDS_THAT_CHANGE_IT = frozenset(
 _LETTERS_THAT_CHANGE_IT = frozenset("MB")
 
 
+@functools.lru_cache(maxsize=4096)  # the answers of a group are often the same few
 def plain_number(text: str) -> Fraction | None:
     """Read a text that is a number and nothing else: an integer, a decimal, or a fraction of the two.
 

@@ -352,6 +352,8 @@ def _name(function: RewardFunction) -> str:
 
 def _combine(names: Sequence[str], weights: Sequence[float], scores: Sequence[Score]) -> Score:
     """One answer's reward from what each function said."""
+    if len(scores) == 1 and weights[0] == 1 and scores[0].status is Status.SCORED:
+        return scores[0]
     why = "; ".join(
         f"{name}: {s.why}" if len(names) > 1 else s.why for name, s in zip(names, scores, strict=True) if s.why
     )

@@ -79,9 +79,12 @@ def passes_of(
     if not answers:
         return []
     cuts = [cut(batch, share, micro_batch_tokens, shared=shared) for share in _stretches(batch, answers, shared, ranks)]
-    shortest = min(answers, key=lambda b: (len(batch.prompts[b]) + len(batch.completions[b].token_ids), b))
-    [spare] = cut(batch, [shortest], micro_batch_tokens)
     missing = max(map(len, cuts)) - len(cuts[ranks.rank])
+    if not missing:
+        return cuts[ranks.rank]
+    prompts, completions = batch.prompts, batch.completions
+    shortest = min(answers, key=lambda b: (len(prompts[b]) + len(completions[b].token_ids), b))
+    [spare] = cut(batch, [shortest], micro_batch_tokens)
     return cuts[ranks.rank] + [dataclasses.replace(spare, counts=False)] * missing
 
 
