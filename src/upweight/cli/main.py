@@ -43,6 +43,7 @@ VERBS: Mapping[str, Verb] = {
     "explain": Verb(
         module="upweight.cli.explain", summary="print the objective that flags give, in readable mathematics"
     ),
+    "plan": Verb(module="upweight.cli.plan", summary="estimate what memory and time a run takes, and what fits"),
     "lab": Verb(module="upweight.cli.lab", summary="run the experiments of the laboratory, and change them"),
 }
 """Every verb, in the order of `upweight --help`."""
@@ -163,8 +164,10 @@ def _report_failure(error: Exception) -> None:
 
 
 def _complain(message: str) -> None:
+    rank = os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    name = f"upweight (rank {rank})" if rank else "upweight"
     for line in message.splitlines():
-        print(f"upweight: {line}", file=sys.stderr)
+        print(f"{name}: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class Heartbeat:
     def at(self, place: str) -> None:
         """Where this process is, in a reader's words: `in step 3 (sampling)`."""
         self._place = place
+        self._beat()
 
     def meets(self) -> None:
         """Count a collective that this process has come to."""
@@ -49,37 +50,47 @@ class Heartbeat:
 
     def failed(self, error: BaseException) -> None:
         """Leave the cause for the others, before this process ends."""
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0].rstrip(".")
         cause = f"{type(error).__name__}: {first}" if first else type(error).__name__
         with self._lock:
             self._store.set(f"failed/{self._rank}", f"failed {self._place}: {cause}")
+
+    def left(self) -> None:
+        """Say that this process ends, and not because of a failure of its own."""
+        with self._lock:
+            self._store.set(f"left/{self._rank}", "")
 
     def stop(self) -> None:
         """No more signs of life."""
         self._over.set()
         self._thread.join()
 
-    def cause(self) -> str | None:
-        """Why this process is alone in a collective: the rank that is missing, where it was, and what is known of it.
+    def cause(self, *, stopping: bool = False) -> str | None:
+        """Which rank is missing, where it was, and what is known of it. Takes `GONE_SECONDS` at most.
 
-        Takes `GONE_SECONDS` at most. None where every other rank is there.
+        Args:
+            stopping: this process was asked to end, and was not waiting for another.
+
+        Returns:
+            None where every other rank is there, or has left for no failure of its own.
         """
         others = [rank for rank in range(self._world) if rank != self._rank]
         before = {rank: self._read(rank) for rank in others}
         deadline = time.monotonic() + GONE_SECONDS
-        while time.monotonic() < deadline:
-            for rank in others:
-                if said := self._failure(rank):
-                    return f"rank {rank} {said}"
-            time.sleep(BEAT_SECONDS)
+        while others and time.monotonic() < deadline:
+            if said := self.first_failure():
+                return said
+            time.sleep(BEAT_SECONDS / 5)
+            others = [rank for rank in others if not self._has(f"left/{rank}")]
         now = {rank: self._read(rank) for rank in others}
         for rank in others:
             if now[rank].get("beats") == before[rank].get("beats"):
                 place = now[rank].get("place", "before it was ready")
                 return f"rank {rank} is gone {place}: it was killed, or stopped, or its machine was"
-        rank = min(others, key=lambda rank: now[rank]["meetings"])
-        if now[rank]["meetings"] >= self.meetings:
+        late = [rank for rank in others if now[rank]["meetings"] < self.meetings]
+        if stopping or not late:
             return None
+        rank = min(late, key=lambda rank: now[rank]["meetings"])
         return f"rank {rank} did not come in time; it is alive {now[rank]['place']}"
 
     def first_failure(self) -> str | None:
@@ -91,8 +102,11 @@ class Heartbeat:
 
     def _failure(self, rank: int) -> str | None:
         with self._lock:
-            there = self._store.check([f"failed/{rank}"])
-            return self._store.get(f"failed/{rank}").decode() if there else None
+            return self._store.get(f"failed/{rank}").decode() if self._store.check([f"failed/{rank}"]) else None
+
+    def _has(self, key: str) -> bool:
+        with self._lock:
+            return bool(self._store.check([key]))
 
     def _read(self, rank: int) -> dict[str, Any]:
         with self._lock:
@@ -101,9 +115,9 @@ class Heartbeat:
         return found
 
     def _beat(self) -> None:
-        self._beats += 1
-        text = json.dumps({"beats": self._beats, "place": self._place, "meetings": self.meetings})
         with self._lock:
+            self._beats += 1
+            text = json.dumps({"beats": self._beats, "place": self._place, "meetings": self.meetings})
             self._store.set(f"beat/{self._rank}", text)
 
     def _go_on(self) -> None:

@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -166,7 +169,8 @@ def joined_ranks(*, timeout: float = 600.0) -> Iterator[Ranks]:
     )
     heartbeat = Heartbeat(PrefixStore("heartbeat", store), rank=rank, world=world)
     try:
-        with _blaming(heartbeat):
+        # By default SIGTERM, which torchrun sends, would end this process without a word.
+        with _handling(signal.SIGTERM, _stop), _blaming(heartbeat):
             yield Ranks(rank=rank, world=world, local=local, heartbeat=heartbeat)
     finally:
         heartbeat.stop()
@@ -175,20 +179,50 @@ def joined_ranks(*, timeout: float = 600.0) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def _blaming(heartbeat: Heartbeat) -> Iterator[None]:
-    """Tell an exception of this process from one that another process caused."""
+    """Tell how this process ends: by itself, by its own failure, or by that of another, whose name it then gives."""
     try:
         yield
     except RankError:
         raise
+    except (SystemExit, KeyboardInterrupt) as stop:
+        # torchrun ends the others with SIGTERM as soon as one has failed: did it?
+        heartbeat.left()
+        _raise_for(heartbeat, stop, stopping=True)
+        raise
+    except RuntimeError as error:  # of every backend, where a connection closed or the time ran out
+        _raise_for(heartbeat, error, stopping=False)
+        heartbeat.failed(error)
+        raise
     except Exception as error:
-        # A connection that closed, or a time that ran out, is a RuntimeError in every backend.
-        cause = heartbeat.cause() if isinstance(error, RuntimeError) else None
-        if cause is None:
-            heartbeat.failed(error)
-            raise
-        raise RankError(
-            f"{cause}. This process cannot go on without it; --resume goes on from the last checkpoint"
-        ) from (error)
+        heartbeat.failed(error)
+        raise
+    heartbeat.left()
+
+
+def _raise_for(heartbeat: Heartbeat, error: BaseException, *, stopping: bool) -> None:
+    """Raise RankError where another process is the cause. Signals wait until that is known."""
+    with _handling(signal.SIGTERM, signal.SIG_IGN):
+        cause = heartbeat.cause(stopping=stopping)
+    if cause is not None:
+        way_out = "This process cannot go on without it; --resume goes on from the last checkpoint"
+        raise RankError(f"{cause}. {way_out}") from error
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _handling(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """A signal's handler for a while; outside the main thread, where Python allows none, as it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _environment() -> tuple[int, int, int] | None:
