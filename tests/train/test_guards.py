@@ -18,6 +18,7 @@ from upweight import TrainArgs, Trainer
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
 from upweight.rollout.completion import Completion, FinishReason
+from upweight.train.checkpoint import CheckpointError
 from upweight.train.guards import (
     MAX_IN_A_ROW,
     Guard,
@@ -26,6 +27,7 @@ from upweight.train.guards import (
     first_nonfinite,
     first_nonfinite_module,
 )
+from upweight.train.optimizer import MasterAdamW
 from upweight.train.plan import plan_updates
 from upweight.train.records import Group, StepReport
 from upweight.train.step import Learner, training_step
@@ -296,7 +298,7 @@ def test_a_run_ends_at_the_third_step_in_a_row_with_the_last_good_weights(
 ) -> None:
     """Trial 22: steps 3, 4 and 5 are not finite; the checkpoint is that of step 2's weights, all finite."""
     breaking(monkeypatch, {3, 4, 5})
-    with pytest.raises(NotFiniteError, match=r"3 steps in a row were not finite \(the loss is not finite\)"):
+    with pytest.raises(NotFiniteError, match=r"3 steps in a row were not finite \(the loss is not finite"):
         run(policy, tmp_path / "run", save_every=2)
     rows = rows_of(tmp_path / "run")
     assert [row["nonfinite_steps"] for row in rows] == [0, 0, 1, 1, 1]
@@ -376,3 +378,35 @@ def test_tensors_that_are_not_finite_are_found_by_name() -> None:
     assert first_nonfinite([whole, empty]) is None
     for value in NOT_FINITE:
         assert first_nonfinite([whole, empty, ("bad", torch.tensor([0.0, value]).bfloat16())]) == "bad"
+
+
+@pytest.mark.parametrize(("save_every", "why"), [(1, CheckpointError), (0, RuntimeError)])
+def test_weights_that_are_not_finite_are_never_saved(
+    policy: Policy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    save_every: int,
+    why: type[Exception],
+) -> None:
+    """Trial 22: an update that overflows: no checkpoint holds it, neither the next one nor that of the failed step."""
+    real, calls = MasterAdamW.step, []
+
+    def overflows(self: MasterAdamW, lr: float, *, scale: float = 1.0) -> None:
+        real(self, lr, scale=scale)
+        calls.append(1)
+        if len(calls) == 2:
+            with torch.no_grad():
+                policy.model.model.norm.weight[3] = math.inf
+
+    monkeypatch.setattr(MasterAdamW, "step", overflows)
+    with pytest.raises(why) as caught:
+        run(policy, tmp_path / "run", save_every=save_every)
+    said = str(caught.value) if save_every else capsys.readouterr().out
+    assert "model.norm.weight are not finite after update 2" in said
+    saved = sorted(path.name for path in (tmp_path / "run").glob("*step-*")) + sorted(
+        path.name for path in (tmp_path / "run").glob("*checkpoint-*")
+    )
+    assert saved == (["checkpoint-1"] if save_every else [])
+    for name in saved:
+        assert first_nonfinite(load_file(tmp_path / "run" / name / "model.safetensors").items()) is None

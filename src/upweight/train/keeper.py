@@ -12,6 +12,7 @@ from upweight.train.args import TrainArgs
 from upweight.train.begun import check_identity, differences, no_longer_exact
 from upweight.train.checkpoint import (
     TEMPORARY,
+    CheckpointError,
     check_whole,
     checkpoints_of,
     fingerprint_of,
@@ -22,6 +23,7 @@ from upweight.train.checkpoint import (
     write_whole,
 )
 from upweight.train.folder import REFERENCE, RunFolder
+from upweight.train.guards import first_nonfinite
 from upweight.train.resume import Start
 from upweight.train.shard import PARTS, read_state, write_part
 from upweight.train.state import (
@@ -188,8 +190,10 @@ class Keeper:
             progress: where the run stands.
 
         Raises:
-            CheckpointError: it could not be written; the ones before it are as they were.
+            CheckpointError: it could not be written, or is not worth it as a weight is not finite; the ones before it
+                are as they were.
         """
+        check_finite(self.policy)
         tensors, parts = learner.optimizer.state_tensors(), None
         if learner.whole is not None:  # each rank writes its own, and the first takes them in
             parts = self.folder.path / f"{TEMPORARY}parts-{progress.step}"
@@ -209,6 +213,7 @@ class Keeper:
     def write_failed(self, step: int) -> Path:
         """The weights in the middle of a step, as failed-step-N: a model, and nothing to go on from."""
         target = self.folder.path / f"failed-step-{step}"
+        check_finite(self.policy)
         if self.folder.ranks.first and not target.exists():
             write_whole(target, self.policy.save, bytes_needed=weights_bytes(self.policy))
         return target
@@ -230,3 +235,17 @@ class Keeper:
                 + (f" and the reference of {in_units(reference)}" if reference else "")
                 + ". Make room, choose an --output_dir on another disk, or lower --keep_checkpoints."
             )
+
+
+def check_finite(policy: Policy) -> None:
+    """Refuse to save weights that are not finite: a checkpoint that nothing can go on from must not look like one.
+
+    Raises:
+        CheckpointError: naming the parameter.
+    """
+    broken = first_nonfinite(policy.model.named_parameters())
+    if broken is not None:
+        raise CheckpointError(
+            f"The weights of {broken} are not finite after update {policy.version}, so they were not saved; the "
+            "checkpoints before are as they were. Go on from the last one with --resume, and a lower --learning_rate."
+        )
