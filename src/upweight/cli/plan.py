@@ -1,0 +1,181 @@
+"""`upweight plan`: what a run needs, and what to change where it does not fit. Imports no torch."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from upweight.cli.flags import Call, resolve
+from upweight.objective.errors import UsageError, bad_parameter
+from upweight.report.footprint import GB, Setup
+from upweight.report.pace import pace
+from upweight.report.plan import Plan, make_plan
+from upweight.report.plan_text import as_text
+from upweight.report.shapes import find_shape
+from upweight.train.args import TrainArgs
+from upweight.train.check import wrong_values
+
+PROGRAM = "upweight plan"
+
+TINY = (6, 8)
+"""Tokens of a prompt and of an answer of `tiny` on its default task."""
+
+OTHERS = (256, 512)
+"""Assumed of any other model."""
+
+DESCRIPTION = """Estimate the memory of a run and the time of a step before anything is loaded: what fits, why, and
+which flags to change where it does not.
+
+It takes the flags of `upweight train`. --model is an alias, a folder, a known model (Qwen2.5, Qwen3, Llama 3, SmolLM2)
+or a number of parameters (7b, 135m), whose shape is then assumed. Memory is in GB of 2^30 bytes, of one process.
+
+examples:
+  upweight plan --model Qwen/Qwen2.5-7B --gpus 8 --gpu_memory 80 --dtype bfloat16 --shard full
+  upweight plan --model 1.5b --gpu_memory 24 --dtype bfloat16 --preset dr-grpo --max_new_tokens 1024
+  upweight plan --model smollm2-135m --gpus 0"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanCall(Call):
+    """One call of `upweight plan`."""
+
+    gpus: int = 1
+    """How many, one process each; 0 = one process on the CPU."""
+
+    gpu_memory: float | None = None
+    """Memory of each GPU in GB; with --gpus 0 of the machine, which is asked for it where this is not given."""
+
+    shard: Literal["none", "full"] = "none"
+    """As upweight train takes it."""
+
+    gradient_checkpointing: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """As upweight train takes it."""
+
+    prompt_tokens: int | None = None
+    """Of a prompt; assumed where not given: 256 (tiny: 6)."""
+
+    tflops: float | None = None
+    """Peak of a GPU, or of the CPU's cores together, in 10^12 operations a second; assumed where not given."""
+
+    utilisation: float | None = None
+    """Share of the peak that training passes reach, in (0, 1]; assumed where not given."""
+
+    sampling_utilisation: float | None = None
+    """Share of the peak that sampling reaches, likewise."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print it as JSON, sizes in bytes."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print a plan.
+
+    Args:
+        argv: what follows `upweight plan`.
+
+    Returns:
+        0, also where it does not fit.
+
+    Raises:
+        UsageError: a value of a wrong type or out of its range, or a model whose shape is not known.
+        SystemExit: 0 after `--help`.
+    """
+    call, plan = read(argv)
+    print(json.dumps(plan.as_json(), indent=2) if call.json else as_text(plan), end="\n" if call.json else "")
+    return 0
+
+
+def read(argv: Sequence[str]) -> tuple[PlanCall, Plan]:
+    """What a command line asks for, and the plan it gets.
+
+    Example:
+        >>> plan = read(["--model", "llama-3.1-8b", "--dtype", "bfloat16", "--gpu_memory", "80"])[1]
+        >>> plan.fits, plan.setup.shape.parameters
+        (False, 8030261248)
+    """
+    call, _ = resolve(argv, PlanCall, PROGRAM, DESCRIPTION)
+    if problems := wrong_values(call.args) or _out_of_range(call):
+        raise UsageError("\n".join(problems))
+    args = call.args
+    on_cpu = call.gpus == 0 or args.device == "cpu"
+    shape, where = find_shape(args.model)
+    prompt_tokens, new_tokens, assumed = _lengths(call)
+    setup = Setup(
+        shape=shape,
+        device="cpu" if on_cpu else "gpu",
+        processes=1 if on_cpu else call.gpus,
+        dtype=args.dtype,
+        shard="none" if on_cpu else call.shard,
+        checkpointing=call.gradient_checkpointing,
+        float32_head=args.fp32_head and args.dtype == "bfloat16",
+        has_reference=args.objective.needs_reference,
+        prompts=args.prompts_per_step,
+        group_size=args.group_size,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        micro_batch_tokens=args.micro_batch_tokens,
+        updates=min(args.minibatches, args.prompts_per_step),
+    )
+    updates = args.minibatches * args.epochs_per_batch
+    time = pace(
+        setup,
+        scored_before=_scored_before(args, updates),
+        epochs=args.epochs_per_batch,
+        cores=_cores(),
+        tflops=call.tflops,
+        share_of_passes=call.utilisation,
+        share_of_sampling=call.sampling_utilisation,
+    )
+    memory = _memory(call, on_cpu=on_cpu)
+    return call, make_plan(args.model, setup, time, memory=memory, says=[where, *assumed])
+
+
+def _out_of_range(call: PlanCall) -> list[str]:
+    rules = (
+        ("gpus", "at least 0 (0 is the CPU)", call.gpus, call.gpus >= 0),
+        ("gpu_memory", "above 0", call.gpu_memory, call.gpu_memory is None or call.gpu_memory > 0),
+        ("prompt_tokens", "at least 1", call.prompt_tokens, call.prompt_tokens is None or call.prompt_tokens >= 1),
+        ("tflops", "above 0", call.tflops, call.tflops is None or call.tflops > 0),
+        ("utilisation", "in (0, 1]", call.utilisation, call.utilisation is None or 0 < call.utilisation <= 1),
+        (
+            "sampling_utilisation",
+            "in (0, 1]",
+            call.sampling_utilisation,
+            call.sampling_utilisation is None or 0 < call.sampling_utilisation <= 1,
+        ),
+    )
+    return [str(bad_parameter(f"--{name}", PROGRAM, must, got)) for name, must, got, holds in rules if not holds]
+
+
+def _lengths(call: PlanCall) -> tuple[int, int, list[str]]:
+    """Tokens of a prompt and of an answer, and what of them is assumed."""
+    usual = TINY if call.args.model == "tiny" else OTHERS
+    prompt, new = call.prompt_tokens, call.args.max_new_tokens
+    assumed = []
+    if prompt is None:
+        prompt = usual[0]
+        assumed.append(f"prompts of {prompt} tokens are assumed (--prompt_tokens)")
+    if new is None:
+        new = usual[1]
+        assumed.append(f"answers of {new} tokens are assumed (--max_new_tokens)")
+    return prompt, new, assumed
+
+
+def _scored_before(args: TrainArgs, updates: int) -> bool:
+    """Whether a pass is made for the old log-probs before the first update."""
+    return args.objective.old_logprobs != "sampler" and (updates > 1 or args.objective.asks_for_old_logprobs)
+
+
+def _memory(call: PlanCall, *, on_cpu: bool) -> int | None:
+    if call.gpu_memory is not None:
+        return round(call.gpu_memory * GB)
+    if not on_cpu or not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
