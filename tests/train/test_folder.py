@@ -1,6 +1,7 @@
 """The run folder: claimed once, written row by row, checkpoints whole or absent."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from upweight.objective.errors import UsageError
-from upweight.train.folder import RunFolder, check_free
+from upweight.train.folder import RunFolder, check_free, metrics_row, read_rows
+from upweight.train.ranks import Ranks
 from upweight.train.records import Group
 from upweight.train.step import Learner, training_step
 
@@ -53,21 +55,61 @@ def test_a_race_for_an_empty_folder_has_one_winner(tmp_path: Path, monkeypatch: 
     """Both have seen it empty; the lock decides."""
     import upweight.train.folder as room
 
-    real = room.check_free
-    looks: list[object] = []
-
-    def late(path: Any) -> None:
-        looks.append(path)
-        if len(looks) == 1:
-            (tmp_path / "run").mkdir()
-            (tmp_path / "run" / "lock").write_text(f"{os.getpid()}\n")
-        else:
-            real(path)
-
-    monkeypatch.setattr(room, "check_free", late)
+    first = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(room, "check_free", lambda path: None)
+    before = everything_in(tmp_path)
     with pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
         RunFolder(tmp_path / "run")
-    assert everything_in(tmp_path / "run") == {"lock": f"{os.getpid()}\n".encode()}
+    assert everything_in(tmp_path) == before
+    first.release()
+    RunFolder(tmp_path / "run").release()
+
+
+def test_a_number_that_another_process_has_by_now_keeps_nobody_out(tmp_path: Path) -> None:
+    """The kernel's lock died with its holder; the number in the file is that of a living process."""
+    (tmp_path / "lock").write_text(f"{os.getppid()}\n")
+    folder = RunFolder(tmp_path, going_on=True)
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    folder.release()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_where_there_are_no_file_locks_the_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have none: a living process keeps the folder, a dead one does not."""
+    import upweight.train.lock as room
+
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(room.fcntl, "flock", unsupported)
+    (tmp_path / "lock").write_text(f"{os.getppid()}\n")
+    with pytest.raises(UsageError, match=f"in use by process {os.getppid()}"):
+        RunFolder(tmp_path, going_on=True)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (tmp_path / "lock").write_bytes(gone.stdout)
+    RunFolder(tmp_path, going_on=True).release()
+
+
+def test_the_lock_is_the_new_file_where_its_last_holder_took_the_old_one_away(tmp_path: Path) -> None:
+    """Whoever waits at the old file would hold a lock that nobody else sees."""
+    import fcntl
+
+    first = RunFolder(tmp_path / "run")
+    waiting = os.open(tmp_path / "run" / "lock", os.O_RDWR)
+    first.release()
+    fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    second = RunFolder(tmp_path / "run", going_on=True)
+    with pytest.raises(UsageError, match="in use"):
+        RunFolder(tmp_path / "run", going_on=True)
+    second.release()
+    os.close(waiting)
+
+
+def test_a_folder_with_a_run_names_three_ways_out(tmp_path: Path) -> None:
+    """Go on with it, another name, move it away."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"--resume auto.*--output_dir.*move the folder away"):
+        check_free(tmp_path)
 
 
 def test_the_lock_of_a_dead_process_claims_nothing(tmp_path: Path) -> None:
@@ -128,20 +170,89 @@ def test_a_run_that_never_took_a_step_leaves_no_folder(tmp_path: Path) -> None:
     assert (tmp_path / "foreign" / "notes.txt").read_text() == "mine"
 
 
-def test_a_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
-    """B93: writing fails half way: no checkpoint-N, and nothing of it is left for the next attempt."""
+def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """The step that failed may have been saved already."""
     folder = RunFolder(tmp_path / "run")
-
-    def broken(target: Path) -> None:
-        (target / "model.safetensors").write_bytes(b"half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        folder.write_checkpoint(3, broken)
-    assert [p.name for p in folder.path.glob("*checkpoint*")] == []
-    written = folder.write_checkpoint(3, lambda target: (target / "weights").write_bytes(b"all") and None)
-    assert everything_in(written) == {"weights": b"all"}
+    for text in ("first", "second"):
+        folder.write_checkpoint(3, lambda target, text=text: (target / "weights").write_text(text) and None)
+    assert (folder.path / "checkpoint-3" / "weights").read_text() == "first"
     assert [p.name for p in folder.path.glob("*checkpoint*")] == ["checkpoint-3"]
+    folder.release()
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
+    """--keep_checkpoints 2: step 1 was the best on held-out problems."""
+    folder = RunFolder(tmp_path / "run")
+    for step, accuracy in enumerate([0.1, 0.9, 0.5, None, 0.2, 0.3]):
+        folder.write_checkpoint(step, lambda target: (target / "weights").write_text("w") and None, keep=2)
+        folder.write_evaluation({"step": step, "accuracy": accuracy})
+    assert sorted(p.name for p in folder.path.glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-4", "checkpoint-5"]
+    folder.release()
+
+
+def test_what_came_after_a_step_is_cut_off_with_the_half_written_line(tmp_path: Path, report_of: Any) -> None:
+    """Trial 8: rows beyond the checkpoint, a line that a kill cut, later rollouts; later checkpoints are set aside."""
+    folder = RunFolder(tmp_path / "run")
+    for step in range(5):
+        folder.write_metrics(report_of(step)) if step else None
+        folder.write_evaluation({"step": step, "accuracy": 0.5})
+        (folder.path / "rollouts" / f"step-{step:05d}.jsonl").write_text("{}\n")
+        folder.write_checkpoint(step, lambda target: (target / "weights").write_text("w") and None)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        with (folder.path / name).open("a") as file:
+            file.write('{"step": 5, "rew')
+    folder.cut_back(2, metrics_row(report_of(2)))
+    assert [row["step"] for row in rows_of(folder.path / "metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in rows_of(folder.path / "evaluations.jsonl")] == [0, 1, 2]
+    assert [path.name for path in sorted((folder.path / "rollouts").iterdir())] == [
+        "step-00000.jsonl",
+        "step-00001.jsonl",
+        "step-00002.jsonl",
+    ]
+    assert sorted(path.name for path in folder.path.glob("*checkpoint*")) == [
+        "checkpoint-0",
+        "checkpoint-1",
+        "checkpoint-2",
+        "old-checkpoint-3",
+        "old-checkpoint-4",
+    ]
+    folder.cut_back(-1, None)
+    assert sorted(path.name for path in folder.path.iterdir() if "checkpoint" not in path.name) == ["lock", "rollouts"]
+    folder.release()
+
+
+def test_a_row_that_a_power_failure_lost_is_written_again(tmp_path: Path, report_of: Any) -> None:
+    """The checkpoint has the last one."""
+    folder = RunFolder(tmp_path / "run")
+    folder.write_metrics(report_of(1))
+    folder.cut_back(2, metrics_row(report_of(2, reward=0.25)))
+    assert [(row["step"], row["reward"]) for row in rows_of(folder.path / "metrics.jsonl")] == [(1, None), (2, 0.25)]
+    folder.release()
+
+
+def test_readers_skip_a_half_written_last_line_with_a_warning(tmp_path: Path) -> None:
+    """A broken line anywhere else is no accident of a kill."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    with pytest.warns(UserWarning, match="half written"):
+        assert read_rows(file) == [{"step": 1}, {"step": 2}]
+    file.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+    with pytest.raises(UsageError, match="line 2"):
+        read_rows(file)
+    assert read_rows(tmp_path / "none.jsonl") == []
+
+
+def test_of_several_processes_only_the_first_writes(tmp_path: Path, report_of: Any) -> None:
+    """The others hold no lock, and leave nothing."""
+    folder = RunFolder(tmp_path / "run", ranks=Ranks(rank=1, world=2))
+    folder.write_config({"seed": 1})
+    folder.write_metrics(report_of(1))
+    folder.write_evaluation({"step": 0})
+    folder.cut_back(0, None)
+    folder.write_checkpoint(1, lambda target: None)
+    folder.discard_if_unused()
+    folder.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path, report_of: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.train.checkpoint import TEMPORARY, checkpoints_of, prune, step_of, sync, write_whole
+from upweight.train.checkpoint import TEMPORARY, checkpoints_of, prune, remove_whole, step_of, sync, write_whole
 from upweight.train.lock import FolderLock, Taken, owner_of
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Group, StepReport
@@ -204,6 +204,9 @@ class RunFolder:
         for path in (self.path / "rollouts").glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
+        for path in (self.path / "dumps").glob("step-*"):
+            if int(path.name.removeprefix("step-")) > step:
+                remove_whole(path)
         for checkpoint in checkpoints_of(self.path):
             if step_of(checkpoint) > step:
                 set_aside(checkpoint)

@@ -152,7 +152,12 @@ class Keeper:
         tensors = read_state(self.start.checkpoint, ranks, whole=learner.whole is None)
         learner.optimizer.load_state_tensors(tensors)
         learner.policy.version = self.begun.version
-        learner.source.load_state_dict(self.begun.source)
+        try:
+            learner.source.load_state_dict(self.begun.source)
+        except UsageError as error:
+            if not self.override:
+                raise
+            self.say(f"changed: the data start anew, as the old position means nothing in them ({error})")
         tally.go_on(self.begun.rewards)
         self.folder.write_rewards(tally.rows())
         set_random_state(self.begun.random)
