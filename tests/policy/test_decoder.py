@@ -19,7 +19,7 @@ from transformers import (
 
 from upweight.policy.decoder import Decoder
 from upweight.policy.load import load_policy
-from upweight.policy.pack import TreeAttend, pack
+from upweight.policy.pack import RowAttend, TreeAttend, attend_for, pack
 from upweight.policy.policy import Policy
 
 SMALL: dict[str, Any] = {
@@ -90,8 +90,12 @@ def test_the_logits_are_transformers_own(family: str) -> None:
     assert float((ours - theirs).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("together", [0, 96], ids=["in-parts", "in-one-softmax"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_and_gradients_of_answers_that_share_a_prompt_are_those_of_each_alone(family: str) -> None:
+def test_scores_and_gradients_of_answers_that_share_a_prompt_are_those_of_each_alone(
+    family: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upweight.policy.pack.TOGETHER", together)
     model = model_of(family)
     policy = policy_of(model)
     assert policy.shares_prompts
@@ -104,6 +108,13 @@ def test_scores_and_gradients_of_answers_that_share_a_prompt_are_those_of_each_a
     theirs = gradient_of(model)
     assert float((scores - expected).detach().abs().max()) < 1e-5
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+
+
+def test_short_rows_take_one_softmax_long_ones_and_half_precision_are_attended_to_in_parts() -> None:
+    short, long = pack(PROMPTS, ANSWERS), pack([[1] * 20], [[2] * 80])
+    assert isinstance(attend_for(short, torch.float32), RowAttend)
+    assert isinstance(attend_for(short, torch.bfloat16), TreeAttend)
+    assert isinstance(attend_for(long, torch.float32), TreeAttend)
 
 
 def test_a_prompt_is_in_the_pack_once_and_nothing_is_padded() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from upweight.policy.attention import TreeAttention, prompt_mask
+from upweight.policy.attention import TreeAttention, attend_masked, prompt_mask, tree_mask
+from upweight.policy.decoder import Attend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +107,46 @@ def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
     return torch.from_numpy(_runs(np.asarray(starts), np.asarray(counts)))
 
 
+TOGETHER = 96
+"""Places of a prompt and all of its answers up to which one masked softmax over them is faster than attention in parts:
+measured, forward and backward, 2.7 times at 38 places and as fast at 104, on one CPU thread in float32."""
+
+
+def attend_for(layout: Pack, dtype: torch.dtype) -> Attend:
+    """The `Attend` of a training pass, prompts causally, answers over their prompt and themselves: the faster way.
+
+    In half precision always in parts: one softmax would round the scores before it.
+    """
+    whole = RowAttend.places(layout) <= TOGETHER and dtype.itemsize >= 4
+    return RowAttend(layout, dtype) if whole else TreeAttend(layout, dtype)
+
+
+class RowAttend:
+    """A prompt and all of its answers as one row under one mask: for short rows."""
+
+    def __init__(self, layout: Pack, dtype: torch.dtype) -> None:
+        width, each = int(layout.prompt_lengths.max()), self.places(layout)
+        behind = each - width
+        of_prompts = layout.prompt_slots // width * each + layout.prompt_slots % width
+        of_answers = layout.answer_slots // behind * each + width + layout.answer_slots % behind
+        self.slots = torch.cat([of_prompts, of_answers])
+        self.table = (len(layout.prompt_lengths), each)
+        self.mask = tree_mask(layout.prompt_lengths, width, layout.answers[1], each, dtype)
+
+    @staticmethod
+    def places(layout: Pack) -> int:
+        """Of a row: the longest prompt's, and those of its answers."""
+        answers, longest = layout.answers
+        return int(layout.prompt_lengths.max()) + answers // len(layout.prompt_lengths) * longest
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[N, heads, D] three times to [N, H, D]."""
+        q, k, v = (padded(tensor, self.slots, self.table) for tensor in (q, k, v))
+        return unpadded(attend_masked(q, k, v, self.mask), self.slots)
+
+
 class TreeAttend:
-    """The `Attend` of a training pass: prompts causally, answers over their prompt and themselves."""
+    """Attention in parts: prompts, answers over their prompt, answers over themselves."""
 
     def __init__(self, layout: Pack, dtype: torch.dtype) -> None:
         self.layout = layout

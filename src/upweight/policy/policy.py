@@ -14,7 +14,7 @@ from upweight.objective.errors import UsageError, bad_parameter
 from upweight.policy.decoder import Decoder
 from upweight.policy.head import head_logprobs
 from upweight.policy.logprob import TokenScores, token_logprobs
-from upweight.policy.pack import Pack, TreeAttend, pack
+from upweight.policy.pack import Pack, attend_for, pack
 from upweight.policy.quiet import quiet_transformers
 from upweight.policy.variants import Float32Linear
 from upweight.tasks.prompt import Prompt
@@ -173,7 +173,7 @@ class Policy:
         return TokenScores(logprobs=logprobs, entropy=entropy)
 
     def _score_packed(self, layout: Pack, temperature: float, kept: Sequence[np.ndarray | None] | None) -> TokenScores:
-        hidden = Decoder(self.model).hidden(layout.ids, layout.positions, TreeAttend(layout, self.dtype))
+        hidden = Decoder(self.model).hidden(layout.ids, layout.positions, attend_for(layout, self.dtype))
         hidden, head = hidden[layout.predicts], self.model.lm_head
         if type(head) in (torch.nn.Linear, Float32Linear) and head.bias is None:
             wide = isinstance(head, Float32Linear)
