@@ -43,9 +43,10 @@ class Outcome:
 def train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Calls `upweight train`; later flags win over the short ones."""
 
-    def call(*flags: str, short: bool = True, run: Path | None = None) -> Outcome:
+    def call(*flags: str, short: bool = True, run: Path | None = None, output_dir: bool = True) -> Outcome:
         folder = tmp_path / "run" if run is None else run
-        code = main(["train", *(SHORT if short else []), "--output_dir", str(folder), *flags])
+        where = ["--output_dir", str(folder)] if output_dir else []
+        code = main(["train", *(SHORT if short else []), *where, *flags])
         captured = capsys.readouterr()
         return Outcome(code=code, out=captured.out, err=captured.err, run=folder)
 

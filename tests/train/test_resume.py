@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import upweight.train.folder as folder_room
 import upweight.train.keeper as keeper_room
 import upweight.train.run as run_room
+import upweight.train.trainer as trainer_room
 from upweight import TrainArgs, Trainer
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
@@ -542,6 +543,25 @@ def test_a_second_process_is_kept_out_while_a_run_goes_on(runs: Runs) -> None:
         with pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
             runs("whole", resume, max_steps=3)
     folder.release()
+
+
+def test_a_run_that_went_on_while_this_one_was_loading_is_left_alone(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two restarts at once: the second claims the folder when the first is done, and knows an old checkpoint."""
+    runs("whole", max_steps=2)
+    find = trainer_room.find_start
+
+    def late(*args: Any) -> Any:
+        found = find(*args)
+        monkeypatch.setattr(trainer_room, "find_start", find)
+        runs("whole", "whole", max_steps=3)
+        return found
+
+    monkeypatch.setattr(trainer_room, "find_start", late)
+    with pytest.raises(UsageError, match="Another process has gone on"):
+        runs("whole", "whole", max_steps=3)
+    assert [row["step"] for row in rows_of(runs.path / "whole" / "metrics.jsonl")] == [1, 2, 3]
 
 
 def test_a_checkpoint_holds_no_pickle(runs: Runs) -> None:

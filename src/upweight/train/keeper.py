@@ -24,7 +24,7 @@ from upweight.train.checkpoint import (
 )
 from upweight.train.folder import REFERENCE, RunFolder
 from upweight.train.guards import first_nonfinite
-from upweight.train.resume import Start
+from upweight.train.resume import Start, names_of
 from upweight.train.shard import PARTS, read_state, write_part
 from upweight.train.state import (
     Progress,
@@ -91,6 +91,11 @@ class Keeper:
         if not self.folder.ranks.first:
             return
         say = self.say
+        if self.start.folder is not None and self.start.seen != names_of(self.start.folder):
+            raise UsageError(
+                f"Another process has gone on with the run in {str(self.start.folder)!r} while this one was loading. "
+                "Give the command again."
+            )
         for remark in self.start.remarks:
             say(remark)
         for line in differences(self.start.config or {}, self.config, override=self.override):

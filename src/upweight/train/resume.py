@@ -36,6 +36,9 @@ class Start:
     config: Mapping[str, Any] | None = None
     """The configuration that the run was begun with, flat; None = nothing says."""
 
+    seen: tuple[str, ...] = ()
+    """The run's checkpoints when it was looked at, before the folder was claimed."""
+
     remarks: tuple[str, ...] = ()
     """What a person should know about the choice: damaged checkpoints that were passed over."""
 
@@ -77,7 +80,11 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
             remarks.append(f"WARNING: {damage} It is passed over, and the one before it is taken.")
             continue
         return Start(
-            folder=folder, checkpoint=checkpoint, config=read_config(checkpoint / CONFIG), remarks=tuple(remarks)
+            folder=folder,
+            checkpoint=checkpoint,
+            config=read_config(checkpoint / CONFIG),
+            seen=names_of(folder),
+            remarks=tuple(remarks),
         )
     if remarks:
         raise DamagedCheckpoint(
@@ -85,7 +92,7 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
             "Move the folder away to start afresh, or name a model to start from with --model."
         )
     config = read_config(folder / "config.json") if (folder / "config.json").exists() else None
-    return Start(folder=folder, config=config)
+    return Start(folder=folder, config=config, seen=names_of(folder))
 
 
 def _named(path: Path, output_dir: str | None) -> Start:
@@ -110,7 +117,12 @@ def _named(path: Path, output_dir: str | None) -> Start:
         )
     refuse_taken(folder)
     check_checkpoint(checkpoint)
-    return Start(folder=folder, checkpoint=checkpoint, config=read_config(checkpoint / CONFIG))
+    return Start(folder=folder, checkpoint=checkpoint, config=read_config(checkpoint / CONFIG), seen=names_of(folder))
+
+
+def names_of(run: Path) -> tuple[str, ...]:
+    """Names of a run's checkpoints, the newest first."""
+    return tuple(path.name for path in checkpoints_of(run))
 
 
 def check_checkpoint(checkpoint: Path) -> None:
