@@ -27,8 +27,14 @@ TOKENIZER = 800
 """Bytes for each word of a fast tokenizer: measured with 49,152 words."""
 
 KEPT_ONE_PASS, KEPT_SEVERAL = 0.25, 0.6
-"""Memory that glibc cannot give out again after it was freed in pieces, as a share of a pass's activations, where an
-update has one pass, and where gradients lie between those of several: measured on Linux."""
+"""Memory that glibc cannot give out again after it was freed in pieces, as a share of the activations of a pass that
+keeps all of them, where an update has one pass, and where gradients lie between those of several: measured on Linux."""
+
+PIECES = 32 * MB
+"""Size from which glibc takes a tensor from the system, and gives it back."""
+
+TOGETHER = 96
+"""Places of a prompt with all of its answers up to which the compact decoder attends to them in one masked softmax."""
 
 GPU_BASE = 1 * GB
 """Of a GPU: the CUDA context and the libraries' work space. Assumed, not measured."""
@@ -250,8 +256,16 @@ def _always(s: Setup) -> Iterator[Part]:
         yield Part(name="reference model", size=s.number * count, why=f"{s.number} bytes x parameters: kl_coef > 0")
     if s.device == "cpu":
         share = KEPT_SEVERAL if s.passes > 1 else KEPT_ONE_PASS
-        why = f"freed in pieces that the allocator cannot use again: {share:.0%} of the activations, as measured"
-        yield Part(name="kept by the allocator", size=round(share * activations(s).size), why=why)
+        why = f"freed in pieces that glibc cannot use again: {share:.0%} of a pass's smaller tensors, as measured"
+        yield Part(name="kept by the allocator", size=round(share * _pieces(s)), why=why)
+
+
+def _pieces(s: Setup) -> int:
+    """Bytes of a pass's activations in tensors that glibc holds on to, whether kept or made again."""
+    count, _ = s.pass_tokens
+    kinds = ((4, s.shape.hidden), (4, s.shape.queries), (4, s.shape.keys), (3, s.shape.feed_forward))
+    sizes = ((times, count * s.number * features) for times, features in kinds)
+    return s.shape.layers * sum(times * size for times, size in sizes if size < PIECES)
 
 
 def _gradients(s: Setup) -> Part:
@@ -305,16 +319,21 @@ def layer_bytes(s: Setup) -> int:
 
     Of the compact decoder: inputs of the two norms and of the four kinds of product (4 E + H D + F), what attention
     saves and what was laid into its places (3 H D + 4 K D), the two factors of the gate (2 F), and float32 scales and
-    log-sum-exps. Of transformers' own forward: keys and values repeated to H heads, four feed-forward results, and
-    three copies in each norm.
+    log-sum-exps; over short rows all of them repeated to H heads, and the softmax. Of transformers' own forward: keys
+    and values repeated to H heads, four feed-forward results, three copies in each norm, and the mask.
     """
     e, q, k, f, b = s.shape.hidden, s.shape.queries, s.shape.keys, s.shape.feed_forward, s.number
     if s.compact:
         norms = b * (q + k) + 4 * (s.shape.heads + s.shape.key_heads) if s.shape.has_head_norms else 0
-        return b * (4 * e + 4 * q + 4 * k + 3 * f) + 8 + 4 * s.shape.heads + norms
-    head_norms = (4 + b) * (q + k) if s.shape.has_head_norms else 0
+        places = s.prompt_tokens + s.group_size * max(1, s.new_tokens - 1)
+        attention = b * (4 * q + 4 * k) + 4 * s.shape.heads
+        if places <= TOGETHER and b == 4:
+            attention = b * (5 * q + 2 * k + s.shape.heads * places)
+        return b * (4 * e + 3 * f) + attention + 8 + norms
+    head_norms = (4 + b) * (q + k) + 4 * (s.shape.heads + s.shape.key_heads) if s.shape.has_head_norms else 0
+    mask = b * (s.prompt_tokens + s.new_tokens - 1)
     # In float32 the norm's widened input is its input.
-    return 2 * e * (4 + 2 * b) + 4 * q * b + 4 * f * b + 8 + 4 * s.shape.heads + head_norms
+    return 2 * e * (4 + 2 * b) + 4 * q * b + 4 * f * b + mask + 8 + 4 * s.shape.heads + head_norms
 
 
 def activations(s: Setup) -> Part:

@@ -143,20 +143,20 @@ def largest_pass(setup: Setup, memory: int) -> int | None:
     """
     least = setup.prompt_tokens + setup.new_tokens
     most = max(least, setup.step_tokens // setup.updates)
-    low, high = 0, -(-(most - least) // STEP)
 
-    def tokens(steps: int) -> int:
-        return min(most, least + steps * STEP)
+    def fits(tokens: int) -> bool:
+        return _fits(dataclasses.replace(setup, micro_batch_tokens=tokens), memory)
 
-    if not _fits(dataclasses.replace(setup, micro_batch_tokens=least), memory):
+    # A single pass needs no gradients of the passes before it, so it may fit where two do not.
+    if fits(most):
+        return most
+    if not fits(least):
         return None
+    low, high = 0, (most - least) // STEP
     while low < high:
         middle = -(-(low + high) // 2)
-        if _fits(dataclasses.replace(setup, micro_batch_tokens=tokens(middle)), memory):
-            low = middle
-        else:
-            high = middle - 1
-    return tokens(low)
+        low, high = (middle, high) if fits(least + middle * STEP) else (low, middle - 1)
+    return least + low * STEP
 
 
 def _fits(setup: Setup, memory: int) -> bool:
