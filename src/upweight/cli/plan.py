@@ -117,7 +117,7 @@ def read(argv: Sequence[str]) -> tuple[PlanCall, Plan]:
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         micro_batch_tokens=args.micro_batch_tokens,
-        updates=min(args.minibatches, args.prompts_per_step),
+        updates=args.minibatches,
     )
     updates = args.minibatches * args.epochs_per_batch
     time = pace(

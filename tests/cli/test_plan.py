@@ -1,0 +1,151 @@
+"""`upweight plan`: what a run takes, from the flags of a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upweight.cli.main import main
+from upweight.cli.plan import read
+from upweight.report.footprint import GB, Setup, footprint
+from upweight.report.shapes import SHAPES
+
+
+def planned(line: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["plan", *line.split(), "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_a_7b_model_on_eight_gpus_is_planned_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--model Qwen/Qwen2.5-7B --gpus 8 --gpu_memory 80 --dtype bfloat16 --shard full --gradient_checkpointing"
+    told = planned(line, capsys)
+    setup = Setup(shape=SHAPES["qwen2.5-7b"], dtype="bfloat16", processes=8, shard="full", checkpointing=True)
+    assert told["peak_bytes"] == footprint(setup).peak
+    assert (told["parameters"], told["memory_bytes"], told["fits"]) == (7_615_616_512, 80 * GB, True)
+    (weights,) = [part["size"] for part in told["always"] if part["name"] == "weights"]
+    assert weights == 2 * 7_615_616_512 // 8
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("--prompts_per_step 16", "prompts", 16),
+        ("--group_size 4", "group_size", 4),
+        ("--max_new_tokens 1024", "new_tokens", 1024),
+        ("--prompt_tokens 99", "prompt_tokens", 99),
+        ("--micro_batch_tokens 8192", "micro_batch_tokens", 8192),
+        ("--dtype bfloat16", "dtype", "bfloat16"),
+        ("--dtype bfloat16 --fp32_head true", "float32_head", True),
+        ("--fp32_head true", "float32_head", False),
+        ("--kl_coef 0", "has_reference", False),
+        ("--kl_coef 0.1", "has_reference", True),
+        ("--preset dr-grpo", "has_reference", False),
+        ("--minibatches 4", "updates", 4),
+        ("--gpus 4", "processes", 4),
+        ("--gpus 4 --shard full", "shard", "full"),
+        ("--gpus 0", "device", "cpu"),
+        ("--device cpu", "device", "cpu"),
+        ("--gpus 0 --shard full", "shard", "none"),
+        ("--gradient_checkpointing", "checkpointing", True),
+    ],
+)
+def test_the_flags_of_a_run_decide_its_plan(line: str, field: str, value: object) -> None:
+    assert getattr(read(line.split())[1].setup, field) == value
+
+
+def test_a_file_of_flags_is_read_as_train_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('model = "smollm2-360m"\ngroup_size = 16\nkl_coef = 0\n')
+    plan = read(["--config", str(path), "--group_size", "2"])[1]
+    assert (plan.name, plan.setup.group_size, plan.setup.has_reference) == ("smollm2-360m", 2, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "passes"),
+    [
+        ("--kl_coef 0", 0),
+        ("", 1),
+        ("--minibatches 2", 2),
+        ("--minibatches 2 --kl_coef 0", 1),
+        ("--minibatches 2 --kl_coef 0 --old_logprobs sampler", 0),
+        ("--kl_coef 0.1 --kl_place reward --kl_estimator k1", 2),
+    ],
+)
+def test_passes_without_a_gradient_are_counted_as_a_step_makes_them(line: str, passes: int) -> None:
+    time = read(line.split())[1].pace
+    assert time.scoring == pytest.approx(passes * time.training / 3)
+
+
+def test_lengths_that_are_not_given_are_said_to_be_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "1.5b"]) == 0
+    shown = capsys.readouterr().out
+    assert "prompts of 256 tokens are assumed (--prompt_tokens)" in shown
+    assert "answers of 512 tokens are assumed (--max_new_tokens)" in shown
+    assert main(["plan", "--model", "1.5b", "--prompt_tokens", "9", "--max_new_tokens", "9"]) == 0
+    assert "tokens are assumed" not in capsys.readouterr().out
+
+
+def test_the_lengths_of_tiny_are_those_of_its_task() -> None:
+    from upweight.tasks.registry import make_task
+
+    task = make_task("arithmetic", chat=False)
+    setup = read([])[1].setup
+    assert setup.new_tokens == task.max_new_tokens
+    assert {len(str(draw.prompt.text)) for draw in task.stream(0).take(20)} == {setup.prompt_tokens}
+
+
+def test_on_a_cpu_the_memory_is_the_machines_unless_it_is_given() -> None:
+    memory = read(["--gpus", "0"])[1].memory
+    assert memory is not None
+    assert memory > GB // 4
+    assert read(["--gpus", "0", "--gpu_memory", "2"])[1].memory == 2 * GB
+    assert read([])[1].memory is None
+
+
+def test_what_does_not_fit_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    told = planned("--model 7b --gpu_memory 8", capsys)
+    assert told["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--gpus -1", "'--gpus' parameter of upweight plan must be at least 0"),
+        ("--gpu_memory 0", "must be above 0"),
+        ("--gpu_memory much", "must be a number, or none"),
+        ("--prompt_tokens 0", "must be at least 1"),
+        ("--tflops -3", "must be above 0"),
+        ("--utilisation 40", "must be in (0, 1]"),
+        ("--sampling_utilisation 0", "must be in (0, 1]"),
+        ("--shard half", "must be one of none, full"),
+        ("--group_size 0", "must be at least 1"),
+        ("--minibatches 4 --prompts_per_step 2", "at most prompts_per_step"),
+        ("--model qwen2.5-8b", "Did you mean 'qwen2.5-7b'?"),
+        ("--model nowhere/at/all", "is not known"),
+        ("--micro_batch_token 3", "Did you mean '--micro_batch_tokens'?"),
+        ("--json=true", "takes no value"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence_and_exit_code_2(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_help_and_planning_leave_torch_alone() -> None:
+    code = "import sys; from upweight.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    for words in (["plan", "--help"], ["plan", "--model", "7b", "--gpu_memory", "80"]):
+        assert subprocess.run([sys.executable, "-c", code, *words], capture_output=True).returncode == 0
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--help"]) == 0
+    assert "upweight plan --model smollm2-135m --gpus 0" in capsys.readouterr().out
