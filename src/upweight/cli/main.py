@@ -1,6 +1,7 @@
 """The entry point of `upweight`: finds the verb, and turns how it ended into an exit code. Imports no torch."""
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from upweight.objective.errors import UsageError, nearest
+from upweight.train.redact import redact
 
 DONE, FAILED, WRONG_CALL, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: done, the run failed, the call was wrong, stopped by SIGINT, stopped by SIGTERM."""
@@ -63,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         its traceback; with UPWEIGHT_DEBUG=1 the traceback is printed instead.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if logging.lastResort is not None:  # where warnings go that nobody else handles: a reward's traceback
+        logging.lastResort.setFormatter(_WithoutSecrets())
     try:
         with _sigterm_stops():
             code = _dispatch(words)
@@ -148,7 +152,7 @@ def _exit_code(stop: SystemExit) -> int:
 
 
 def _report_failure(error: Exception) -> None:
-    details = "".join(traceback.format_exception(error))
+    details = redact("".join(traceback.format_exception(error)))
     where = ""
     if os.environ.get("UPWEIGHT_DEBUG", "") in ("", "0"):
         try:
@@ -163,10 +167,15 @@ def _report_failure(error: Exception) -> None:
     _complain(f"{type(error).__name__}: {first}{where}" if first else f"{type(error).__name__}{where}")
 
 
+class _WithoutSecrets(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
 def _complain(message: str) -> None:
     rank = os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
     name = f"upweight (rank {rank})" if rank else "upweight"
-    for line in message.splitlines():
+    for line in redact(message).splitlines():
         print(f"{name}: {line}", file=sys.stderr)
 
 

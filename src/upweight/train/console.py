@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from upweight.train.records import StepReport
+from upweight.train.redact import redact
 
 ROWS = 12
 """Steps the live table shows."""
@@ -30,7 +31,7 @@ class Console:
 
     def say(self, message: str) -> None:
         """A line of text; above the table where there is one."""
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(redact(message), markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> "Console":
         self._started = time.perf_counter()

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError, bad_parameter
+from upweight.rewards.score import Status
 from upweight.train.checkpoint import TEMPORARY, checkpoints_of, prune, remove_whole, step_of, sync, write_whole
 from upweight.train.lock import FolderLock, Taken, owner_of
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Group, StepReport
+from upweight.train.redact import redact, redacted
 
 LOCK = "lock"
 
@@ -133,7 +135,7 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The resolved configuration, flat, as the flags are spelled."""
-        self._replace("config.json", json.dumps(config, indent=2, allow_nan=False) + "\n")
+        self._replace("config.json", json.dumps(redacted(config), indent=2, allow_nan=False) + "\n")
 
     def write_metrics(self, report: StepReport) -> None:
         """Append a row to metrics.jsonl; numbers that are not finite become null."""
@@ -145,7 +147,7 @@ class RunFolder:
 
     def write_rewards(self, rewards: Mapping[str, Mapping[str, Any]]) -> None:
         """Each reward function's weight and counts in rewards.json, in place of those of the step before."""
-        self._replace("rewards.json", json.dumps(rewards, indent=2, allow_nan=False) + "\n")
+        self._replace("rewards.json", json.dumps(redacted(rewards), indent=2, allow_nan=False) + "\n")
 
     def write_rollouts(self, step: int, batch: Batch) -> None:
         """One file a step, an answer a line: the prompt, the text, the verdict."""
@@ -215,7 +217,7 @@ class RunFolder:
         if not self.ranks.first:
             return
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write(json.dumps(redacted(row), allow_nan=False) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
         """Write a file that is the old one or the new one, whatever happens."""
@@ -290,7 +292,8 @@ def _rollout_rows(group: Group) -> list[dict[str, Any]]:
             "finish_reason": completion.finish_reason.value,
             "reward": _plain(score.value),
             "status": score.status.value,
-            "why": score.why,
+            # What a function raised may name a secret; a verdict repeats the answer.
+            "why": score.why if score.status is Status.SCORED else redact(score.why),
         }
         for sample, (completion, text, score) in enumerate(
             zip(group.completions, group.texts, group.scores, strict=True)

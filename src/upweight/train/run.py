@@ -28,6 +28,7 @@ from upweight.train.launch import Launch
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.ranks import ALONE, Ranks, share_of
 from upweight.train.records import StepReport
+from upweight.train.redact import redacted
 from upweight.train.resolve import TINY, known
 from upweight.train.resume import AFRESH, Start
 from upweight.train.shard import sharded
@@ -171,9 +172,9 @@ class Run:
                 self.folder.write_rollouts(step, batch)
                 self.console.step(report)
                 learner.guard.end(step, batch, self.folder.path / "dumps", self.console.say, write=self.ranks.first)
-                here = self.keeper.progress(learner, self.tally, self.notes, step, metrics_row(report))
                 last = step == args.max_steps or learner.guard.has_enough or self._ends_starved(report)
                 self._warn(report)
+                here = self.keeper.progress(learner, self.tally, self.notes, step, metrics_row(report))
                 # Saved first: an evaluation takes time, and its reward functions may raise.
                 if last or (args.save_every and step % args.save_every == 0):
                     checkpoint = self.keeper.write(learner, here)
@@ -368,6 +369,7 @@ def _spelled(value: object) -> str:
 
 
 def flat_config(args: TrainArgs) -> dict[str, Any]:
-    """The configuration as one flat mapping, the flags' names and values."""
+    """The configuration as one flat mapping, the flags' names and values, without the secrets in them."""
     config: Mapping[str, Any] = dataclasses.asdict(args)
-    return {**{k: v for k, v in config.items() if k != "objective"}, **config["objective"]}
+    flat = {**{k: v for k, v in config.items() if k != "objective"}, **config["objective"]}
+    return {name: redacted(value) for name, value in flat.items()}
