@@ -1,5 +1,6 @@
 """Our side, in a process of its own: makes the model's folder, measures the peak, samples, steps, passes."""
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from speed.channel import Handler, serve
 from speed.machine import matrix_peak
@@ -21,10 +23,15 @@ from upweight.rollout.completion import Completion, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.prompt import Draw, Prompt
 from upweight.train.optimizer import MasterAdamW
+from upweight.train.ranks import joined_ranks
+from upweight.train.shard import sharded
 from upweight.train.source import SamplingSource
 from upweight.train.step import Learner, training_step
 
 Made = tuple[dict[str, Any], Handler]
+
+OPEN = contextlib.ExitStack()
+"""What stays open as long as the process."""
 
 
 def prepare(setup: Mapping[str, Any]) -> Made:
@@ -68,8 +75,10 @@ class _InOrder:
 
 
 def step(setup: Mapping[str, Any]) -> Made:
-    """A GRPO step: sample, score, train."""
+    """A GRPO step: sample, score, train; on several ranks where the environment names them."""
     policy, reward = _policy(setup), Reward()
+    ranks = OPEN.enter_context(joined_ranks())
+    parts = setup.get("shard") == "full"
     args = TrainArgs.from_flags(
         preset="grpo",
         kl_coef=setup["kl"],
@@ -98,21 +107,42 @@ def step(setup: Mapping[str, Any]) -> Made:
         sampling=Sampling(max_new_tokens=setup["new_tokens"]),
         group_size=setup["answers"],
         context_length=policy.context_length,
+        ranks=ranks,
     )
+    reference = policy.frozen_copy() if args.objective.needs_reference else None
+    trained = sharded(policy, ranks) if parts else policy
     learner = Learner(
-        policy=policy,
-        reference=policy.frozen_copy() if args.objective.needs_reference else None,
-        optimizer=MasterAdamW(policy.model.parameters(), weight_decay=0.0),
+        policy=trained,
+        whole=policy if parts else None,
+        reference=sharded(reference, ranks) if parts and reference is not None else reference,
+        optimizer=MasterAdamW(trained.model.parameters(), weight_decay=0.0, ranks=ranks),
         source=source,
         args=args,
+        ranks=ranks,
     )
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
+        if "save" in request:
+            names = [name for name, _ in trained.model.named_parameters()]
+            found = zip(names, learner.optimizer.gradients(), strict=True)
+            save_file(
+                {name: gradient.clone() for name, (_, gradient) in found if gradient is not None}, request["save"]
+            )
+            return {}
+        if "compare" in request:
+            return {"difference": _apart(load_file(request["compare"]), [load_file(part) for part in request["parts"]])}
         report, _ = training_step(learner, request["step"] + 1)
         told = dataclasses.asdict(report)
         return reward.counted() | {name: told[name] for name in ("informative", "grad_norm", "sample_seconds")}
 
     return {}, handle
+
+
+def _apart(one: Mapping[str, torch.Tensor], parts: Sequence[Mapping[str, torch.Tensor]]) -> float:
+    """Norm of the difference over the norm; `parts` are a gradient's rows, one part after the other."""
+    other = {name: torch.cat([part[name] for part in parts]) for name in one}
+    squares = [(one[name].double() - other[name].double()).square().sum() for name in one]
+    return float((torch.stack(squares).sum() / sum(value.double().square().sum() for value in one.values())).sqrt())
 
 
 def sample(setup: Mapping[str, Any]) -> Made:
@@ -173,4 +203,5 @@ def passes(setup: Mapping[str, Any]) -> Made:
 ROLES = {"prepare": prepare, "step": step, "sample": sample, "passes": passes}
 
 if __name__ == "__main__":
-    serve(lambda setup: ROLES[setup["role"]](setup))
+    with OPEN:
+        serve(lambda setup: ROLES[setup["role"]](setup))
