@@ -101,6 +101,24 @@ def test_log_probs_of_the_whole_vocabulary_are_refused_with_advice(policy: Polic
     assert "--top_k 0" in message
 
 
+def test_log_probs_that_know_nothing_of_top_p_are_refused_with_advice(policy: Policy) -> None:
+    """Trial 25: top-p below 1 and a sampler that reports raw values, as vLLM does unless told otherwise."""
+    message = refusal(policy, rescored(1.0, with_kept=False), Sampling(max_new_tokens=12, top_p=0.7))
+    assert "whole vocabulary, not its top-p/top-k set" in message
+    assert "--top_p 1" in message
+
+
+def test_a_sampler_that_reads_prompts_with_another_tokenizer_is_refused(policy: Policy) -> None:
+    """Trial 25: its revision opens prompts with a token that ours does not: the answers fit another prompt."""
+
+    class Other(LocalEngine):
+        def generate(self, prompts: Any, n: int, sampling: Sampling, **keys: Any) -> list[list[Completion]]:
+            return super().generate([[90, *prompt] for prompt in prompts], n, sampling, **keys)
+
+    with pytest.raises(HandshakeError, match=r"model's and the tokenizer's revision, and the chat template"):
+        shake_hands(policy, Other(policy), PROMPTS, PLAIN, 1e-3)
+
+
 def test_raw_log_probs_are_named_also_where_temperature_and_top_k_are_both_set(policy: Policy) -> None:
     """B57 and B58 at once: what a server reports by default knows of neither."""
     message = refusal(policy, rescored(1.0, with_kept=False), COOL_TOP_K)

@@ -3,10 +3,14 @@
 import os
 import signal
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from upweight.train.signals import GracefulStop
+from upweight.train.ranks import ALONE
+from upweight.train.signals import HANDLED, GracefulStop, SamplingDropped
 
 
 def send(number: signal.Signals) -> None:
@@ -80,3 +84,47 @@ def test_outside_the_main_thread_it_does_nothing() -> None:
     thread.start()
     thread.join()
     assert outcome == [None]
+
+
+def test_sampling_is_dropped_only_where_it_may_be() -> None:
+    """An evaluation samples too, and is finished."""
+    with GracefulStop() as stop:
+        with stop.dropping():
+            stop.check()
+        send(signal.SIGTERM)
+        stop.check()
+        with pytest.raises(SamplingDropped), stop.dropping():
+            stop.check()
+        stop.check()
+        assert stop.asked()
+
+
+def test_a_dropped_step_is_no_failure() -> None:
+    """Nothing that catches what went wrong may swallow it."""
+    assert not issubclass(SamplingDropped, Exception)
+
+
+def ranks_of(*others: signal.Signals) -> Any:
+    """Two or more ranks, of which the others have received these."""
+    heard = [[float(number is one) for number in HANDLED] for one in others]
+    return SimpleNamespace(world=1 + len(others), sum=lambda mine: mine + torch.tensor(heard).sum(dim=0))
+
+
+@pytest.mark.parametrize("number", HANDLED)
+def test_a_signal_to_another_rank_stops_this_one_at_the_same_step(number: signal.Signals) -> None:
+    """And it leaves as that one does."""
+    with GracefulStop() as stop:
+        assert not stop.agreed(ALONE)
+        assert stop.agreed(ranks_of(number))
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        stop.leave()
+    assert caught.type is (KeyboardInterrupt if number is signal.SIGINT else SystemExit)
+
+
+def test_a_rank_keeps_the_signal_it_received_itself() -> None:
+    """The others' does not replace it; with none anywhere, nobody stops."""
+    with GracefulStop() as stop:
+        assert not stop.agreed(SimpleNamespace(world=2, sum=lambda mine: mine))
+        send(signal.SIGTERM)
+        assert stop.agreed(ranks_of(signal.SIGINT, signal.SIGINT))
+        assert stop.received is signal.SIGTERM
