@@ -1,11 +1,13 @@
 """For scripts written for TRL: `from upweight.trl import GRPOConfig, GRPOTrainer` in place of `from trl import ...`."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from upweight.objective.errors import UsageError
+from upweight.train.checkpoint import CONFIG, MANIFEST, TRAINING
 from upweight.train.from_trl import read_trl
 from upweight.train.run import TrainResult
 from upweight.train.trainer import Trainer
@@ -75,13 +77,21 @@ class GRPOTrainer(Trainer):
         )
         self._result: TrainResult | None = None
 
-    def train(self) -> TrainResult:
-        """Run it; see `Trainer.train`."""
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> TrainResult:
+        """Run it; see `Trainer.train`.
+
+        Args:
+            resume_from_checkpoint: True goes on from the newest whole checkpoint of output_dir, and starts afresh where
+                there is none, as `--resume auto` does; a folder is RUN/checkpoint-N, or RUN.
+        """
+        if resume_from_checkpoint:
+            resume = "auto" if resume_from_checkpoint is True else str(resume_from_checkpoint)
+            self.launch = dataclasses.replace(self.launch, resume=resume)
         self._result = super().train()
         return self._result
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Copy the last checkpoint into a folder; the run folder where None.
+        """Copy the last checkpoint's model and tokenizer into a folder; the run folder where None.
 
         Raises:
             UsageError: nothing was trained yet.
@@ -89,4 +99,5 @@ class GRPOTrainer(Trainer):
         if self._result is None:
             raise UsageError("There is nothing to save before train() has run.")
         target = self._result.folder if output_dir is None else Path(output_dir)
-        shutil.copytree(self._result.checkpoint, target, dirs_exist_ok=True)
+        state = shutil.ignore_patterns(MANIFEST, TRAINING, CONFIG, "optimizer*")
+        shutil.copytree(self._result.checkpoint, target, dirs_exist_ok=True, ignore=state)

@@ -192,6 +192,17 @@ def test_another_objective_is_another_run(train: Train) -> None:
     assert "changed: clip: 0.2 -> 0.3 (overridden" in taken.out
 
 
+def test_auto_takes_what_is_not_given_from_the_run_also_where_the_newest_checkpoint_is_damaged(train: Train) -> None:
+    """Its configuration may be the damaged file."""
+    run = train("--save_every", "1", "--clip", "0.3").run
+    (run / "checkpoint-2" / "run.json").write_text("{")
+    outcome = call(train, "--resume", "auto", "--output_dir", str(run))
+    assert outcome.code == 0
+    assert "run.json: size" in outcome.out
+    assert json.loads((run / "config.json").read_text())["clip"] == 0.3
+    assert [row["step"] for row in rows_of(run)] == [1, 2]
+
+
 @pytest.mark.parametrize("how", ["truncated", "missing", "pickle"])
 def test_a_damaged_checkpoint_ends_the_call_with_the_reason(train: Train, how: str) -> None:
     """Exit code 2, nothing changed; auto falls back and says so."""

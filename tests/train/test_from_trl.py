@@ -319,3 +319,9 @@ def test_the_list_is_that_of_the_real_one_and_a_real_one_is_read() -> None:
     assert (found.args.prompts_per_step, found.args.group_size, found.args.max_steps) == (4, 4, 6)
     assert found.args.device == "cpu"
     assert [sentence.split(" ")[0] for sentence in found.unmatched] == ["An"]
+
+
+def test_the_limit_of_checkpoints_is_kept_and_none_keeps_all() -> None:
+    """save_total_limit; TRL's default is no limit."""
+    assert read_trl({"save_total_limit": 2}).args.keep_checkpoints == 2
+    assert read_trl({}).args.keep_checkpoints == 0

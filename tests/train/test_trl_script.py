@@ -92,6 +92,20 @@ def test_an_argument_that_nothing_stands_for_is_refused_and_none_is_not() -> Non
         GRPOTrainer("tiny", zero, train_dataset=ROWS, peft_config=object())
 
 
+def test_train_takes_trls_argument_for_going_on(tmp_path: Path) -> None:
+    """True: the newest checkpoint of output_dir, or a fresh start; a folder is that one. The model alone is copied."""
+    config = {"per_device_train_batch_size": 8, "max_completion_length": 2, "learning_rate": 1e-3}
+    run = tmp_path / "run"
+    for steps, resume in ((1, True), (2, True), (3, str(run / "checkpoint-2"))):
+        trainer = GRPOTrainer("tiny", zero, GRPOConfig(str(run), max_steps=steps, **config), ROWS)
+        trainer.train(resume_from_checkpoint=resume)
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == steps
+    trainer.save_model(str(tmp_path / "copy"))
+    names = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+    assert names.isdisjoint({"manifest.json", "training.json", "run.json", "optimizer.safetensors"})
+
+
 def test_there_is_nothing_to_save_before_training(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="before train"):
         GRPOTrainer("tiny", zero, train_dataset=ROWS).save_model(str(tmp_path))

@@ -1,5 +1,6 @@
 """`upweight train`: check what the flags say, then train. Imports no torch before it trains."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -41,12 +42,13 @@ class TrainCall(Call, Launch):
         """See `Call.begun`: with --resume, what is not given is as it was."""
         if self.resume is None:
             return {}
-        file, folder = begun_config(self.resume, output_dir if isinstance(output_dir, str) else None)
-        try:
-            values = {} if file is None else read_config(str(file))
-        except UsageError:  # a damaged file: what is wrong with the checkpoint is said when it is checked as a whole
-            return {}
-        return values if folder is None else {**values, "output_dir": str(folder)}
+        files, folder = begun_config(self.resume, output_dir if isinstance(output_dir, str) else None)
+        for file in files:
+            # What is wrong with a damaged one is said when its checkpoint is checked as a whole.
+            with contextlib.suppress(UsageError):
+                values = read_config(str(file))
+                return values if folder is None else {**values, "output_dir": str(folder)}
+        return {}
 
 
 def run(argv: Sequence[str]) -> int:

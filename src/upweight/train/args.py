@@ -54,7 +54,8 @@ class TrainArgs:
     """Largest share of a step's answers that a reward function may raise or time out on; above it the run stops."""
 
     output_dir: str | None = None
-    """Run folder; runs/MODEL-TASK-PRESET-TIME where not given. A folder that holds a run is refused."""
+    """Run folder; runs/MODEL-TASK-PRESET-TIME where not given. A folder that holds a run is refused
+    without --resume."""
 
     seed: int = 0
     """Of everything random: data order, sampling noise, a fresh model, the warm-up."""
@@ -181,10 +182,10 @@ class TrainArgs:
                 for.
 
         Example:
-            >>> args = TrainArgs.from_trl({"max_steps": 20, "beta": 0.04, "save_total_limit": 2})
+            >>> args = TrainArgs.from_trl({"max_steps": 20, "beta": 0.04, "push_to_hub": True})
             note: An answer that no reward function could score keeps its place in TRL's denominators, with \
 advantage 0; here it leaves them.
-            note: save_total_limit=2: every checkpoint is kept.
+            note: push_to_hub=True: nothing is uploaded.
             >>> args.max_steps, args.objective.kl_coef, args.objective.kl_grad
             (20, 0.04, 'reverse')
         """

@@ -9,7 +9,7 @@ from typing import Any
 
 from upweight.objective.errors import UsageError
 from upweight.train.args import TrainArgs
-from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING
+from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
 
 AUTO = "auto"
 
@@ -39,23 +39,25 @@ _DECIDED = ("max_new_tokens", "reward", "learning_rate", "lr_warmup_steps", "sft
 """Fields that the run fills in where they are not given: going on, they are what they were."""
 
 
-def begun_config(resume: str, output_dir: str | None) -> tuple[Path | None, Path | None]:
-    """The file that says how a run was begun, for flags that are not given, and the run's folder; nothing is checked.
+def begun_config(resume: str, output_dir: str | None) -> tuple[list[Path], Path | None]:
+    """The files that say how a run was begun, for flags that are not given, and the run's folder; nothing is checked.
 
     Args:
         resume: as the flag takes it.
         output_dir: as that flag says.
 
     Returns:
-        The checkpoint's own file, or RUN/config.json; None each where there is none. The folder is None for `auto`.
+        The file of the checkpoint; or those of the run's checkpoints, the newest first, and RUN/config.json. The folder
+        is None for `auto`, where it has been given.
     """
-    if resume == AUTO:
-        file = Path(output_dir or "") / "config.json"
-        return (file if output_dir is not None and file.is_file() else None), None
-    path = as_path(resume)
-    folder = path.parent if is_checkpoint(path) else path
-    file = path / (CONFIG if is_checkpoint(path) else "config.json")
-    return (file if file.is_file() else None), folder
+    if resume == AUTO and output_dir is None:
+        return [], None
+    path = as_path(str(output_dir) if resume == AUTO else resume)
+    one = resume != AUTO and is_checkpoint(path)
+    checkpoints = [path] if one else checkpoints_of(path)
+    files = [*(checkpoint / CONFIG for checkpoint in checkpoints), *([] if one else [path / "config.json"])]
+    folder = None if resume == AUTO else path.parent if one else path
+    return [file for file in files if file.is_file()], folder
 
 
 def as_path(text: str) -> Path:

@@ -250,6 +250,7 @@ def _sampling(reader: _Reader) -> None:
 def _saving(reader: _Reader) -> None:
     reader.fields["output_dir"] = reader["output_dir"]
     reader.fields["save_every"] = _every(reader, "save_strategy", reader["save_steps"])
+    reader.fields["keep_checkpoints"] = reader["save_total_limit"] or 0
     every = reader["eval_steps"] or reader["logging_steps"]
     reader.fields["eval_every"] = _every(reader, "eval_strategy", every)
     if reader["eval_strategy"] != "no":

@@ -54,6 +54,7 @@ MAPPED: Mapping[str, Mapped] = {
     "seed": Mapped(kind=int, default=42),
     "save_strategy": Mapped(kind=str, default="steps"),
     "save_steps": Mapped(kind=float, default=500),
+    "save_total_limit": Mapped(kind=int | None, default=None),
     "eval_strategy": Mapped(kind=str, default="no"),
     "eval_steps": Mapped(kind=float | None, default=None),
     "logging_steps": Mapped(kind=float, default=10),  # what eval_steps is where it is not given
@@ -99,13 +100,12 @@ NOT_MAPPED: Mapping[str, NotMapped] = {
     "neftune_noise_alpha": NotMapped(defaults=_NONE, here="no noise is added to embeddings"),
     "tf32": NotMapped(defaults=_NONE, here="torch's own setting stays"),
     "eval_delay": NotMapped(defaults=(0, None), here="the first evaluation is before the first step"),
-    "save_total_limit": NotMapped(defaults=_NONE, here="every checkpoint is kept"),
     "load_best_model_at_end": NotMapped(defaults=_OFF, here="the last checkpoint is the result"),
     "push_to_hub": NotMapped(defaults=_OFF, here="nothing is uploaded"),
     "report_to": NotMapped(
         defaults=("none", None, [], ["none"]), here="metrics go to RUN/metrics.jsonl, and to no tracker"
     ),
-    "resume_from_checkpoint": NotMapped(defaults=_OFF, here="a run starts anew, from --model"),
+    "resume_from_checkpoint": NotMapped(defaults=_OFF, here="it is an argument of train(), or --resume"),
     "data_seed": NotMapped(defaults=_NONE, here="one seed is that of everything random"),
     "fsdp": NotMapped(defaults=(None, "", [], False), here="a run is one process"),
     "deepspeed": NotMapped(defaults=_NONE, here="a run is one process"),
