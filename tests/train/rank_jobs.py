@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import socket
 import subprocess
@@ -79,6 +80,11 @@ def started(job: str, world: int, folder: Path) -> Iterator[list[subprocess.Pope
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+def torchrun(script: Sequence[str], *options: str, world: int = 2) -> list[str]:
+    """A command line of torchrun for a script or a module."""
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(world), *options, *script]
 
 
 def done(job: str, world: int, folder: Path) -> list[str]:
@@ -175,20 +181,24 @@ def own_forward() -> Iterator[None]:
         Decoder.fits = before  # type: ignore[method-assign]
 
 
+WAYS = (("one", False), ("two", False), ("full", True))
+"""One process, two that each hold the model, two that each hold a part of it."""
+
+
 def gradients(ranks: Ranks, folder: Path) -> None:
-    """Two updates, in one process and in all, whole and sharded: gradients, norms and reports."""
+    """Two updates each way: gradients, norms and reports. Whole models go through the compact decoder and their own."""
     told: dict[str, Any] = {}
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        for ways in ("decoder", "own"):
-            with own_forward() if ways == "own" else contextlib.nullcontext():
-                for label, here, shard in (("one", ALONE, False), ("two", ranks, False), ("full", ranks, True)):
-                    if shard and ways == "decoder":
+    groups = judged_groups(make_policy(dtype=torch.float64))
+    for dtype in (torch.float32, torch.float64):
+        for forward in ("decoder", "own"):
+            with own_forward() if forward == "own" else contextlib.nullcontext():
+                for way, shard in WAYS:
+                    if shard and forward == "decoder":
                         continue
-                    policy = make_policy(dtype=dtype)
-                    groups = judged_groups(make_policy(dtype=torch.float64))
+                    name = f"{str(dtype).removeprefix('torch.')}-{forward}-{way}"
                     learner = learner_of(
-                        policy,
-                        here,
+                        make_policy(dtype=dtype),
+                        ALONE if way == "one" else ranks,
                         Fixed(groups),
                         shard=shard,
                         objective=OBJECTIVE,
@@ -196,20 +206,55 @@ def gradients(ranks: Ranks, folder: Path) -> None:
                         micro_batch_tokens=20,
                         max_grad_norm=1.0,
                     )
-                    report, _batch = training_step(learner, 1)
-                    name = f"{str(dtype)[6:]}-{ways}-{label}"
+                    told[name] = step_of(learner)
                     save_file(learner.optimizer.kept, folder / f"{name}-{ranks.rank}.safetensors")
-                    row = dataclasses.asdict(report)
-                    times = ("seconds", "sample_seconds", "tokens_per_second")
-                    told[name] = {
-                        "norms": learner.optimizer.norms,
-                        "report": {key: value for key, value in row.items() if key not in times},
-                        "whole": float(
-                            torch.cat([p.detach().double().flatten() for p in policy.model.parameters()]).sum()
-                        ),
-                        "version": policy.version,
-                    }
-    (folder / f"told-{ranks.rank}.json").write_text(json.dumps(told))
+    (folder / f"gradients-{ranks.rank}.json").write_text(json.dumps(told))
+
+
+def step_of(learner: Learner) -> dict[str, Any]:
+    """Take one; its report, without the times."""
+    report, _ = training_step(learner, 1)
+    times = ("seconds", "sample_seconds", "tokens_per_second")
+    return {key: value for key, value in dataclasses.asdict(report).items() if key not in times}
+
+
+def few(ranks: Ranks, folder: Path) -> None:
+    """B66: three answers; one answer; none, on two ranks of which some have nothing: passes, and what came of them."""
+    cases = {
+        "three": [make_group([1.0, 0.0, 0.5], [2, 3, 4])],
+        "one": [make_group([1.0, math.nan], [3, 3])],
+        "none": [make_group([math.nan, math.nan], [3, 3])],
+        "equal": [make_group([1.0, 1.0], [3, 3])],
+    }
+    told: dict[str, Any] = {}
+    for case, groups in cases.items():
+        for way, shard in WAYS:
+            # With a KL in the loss a single answer moves something; without one, equal rewards move nothing.
+            objective = Objective(kl_coef=0.0 if case == "equal" else 0.1)
+            here = ALONE if way == "one" else ranks
+            learner = learner_of(make_policy(), here, Fixed(groups), shard=shard, objective=objective)
+            learner = dataclasses.replace(learner, args=dataclasses.replace(learner.args, micro_batch_tokens=1))
+            passes = []
+            for policy in (learner.policy, learner.reference):
+                count_passes(policy, passes)
+            told[f"{case}-{way}"] = {
+                **step_of(learner),
+                "trained": passes.count("trained"),
+                "frozen": passes.count("frozen"),
+            }
+    (folder / f"few-{ranks.rank}.json").write_text(json.dumps(told))
+
+
+def count_passes(policy: Policy | None, passes: list[str]) -> None:
+    """Note every pass of a policy, and whether it had a graph."""
+    assert policy is not None
+    score = policy.score
+
+    def counted(*args: Any, **more: Any) -> Any:
+        passes.append("trained" if torch.is_grad_enabled() else "frozen")
+        return score(*args, **more)
+
+    policy.score = counted  # type: ignore[method-assign]
 
 
 def letters(completions: list[str], **_: Any) -> list[float]:
@@ -220,8 +265,8 @@ def letters(completions: list[str], **_: Any) -> list[float]:
 def ids(ranks: Ranks, folder: Path) -> None:
     """Three steps of sampling and training; the ids that were sampled."""
     told: dict[str, list[list[list[int]]]] = {}
-    for label, here, shard in (("one", ALONE, False), ("two", ranks, False), ("full", ranks, True)):
-        policy = make_policy()
+    for way, shard in WAYS:
+        policy, here = make_policy(), ALONE if way == "one" else ranks
         source = SamplingSource(
             stream=RowsTask([{"prompt": f"say {n}"} for n in range(8)]).stream(0),
             engine=LocalEngine(policy),
@@ -238,8 +283,14 @@ def ids(ranks: Ranks, folder: Path) -> None:
         for step in (1, 2, 3):
             _, batch = training_step(learner, step)
             steps.append([list(completion.token_ids) for completion in batch.completions])
-        told[label] = steps
+        told[way] = steps
     (folder / f"ids-{ranks.rank}.json").write_text(json.dumps(told))
 
 
-JOBS: dict[str, Callable[[Ranks, Path], None]] = {"gradients": gradients, "ids": ids}
+def everything(ranks: Ranks, folder: Path) -> None:
+    """All of the above; starting processes takes longer than the work."""
+    for job in (gradients, few, ids):
+        job(ranks, folder)
+
+
+JOBS: dict[str, Callable[[Ranks, Path], None]] = {"everything": everything}

@@ -160,6 +160,8 @@ def joined_ranks(*, timeout: float = 600.0) -> Iterator[Ranks]:
     if gpu:
         torch.cuda.set_device(local)
     store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=patience)))
+    # Processes that torchrun starts again find what their predecessors wrote: addresses, and why they ended.
+    store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if gpu else "gloo",
         store=PrefixStore("group", store),

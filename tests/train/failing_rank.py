@@ -1,0 +1,51 @@
+"""A run whose rank 1 goes wrong while it judges: HOW STEP FOLDER [--once]. Started by torchrun."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from upweight import TrainArgs, Trainer
+from upweight.objective.spec import Objective
+from upweight.train.launch import Launch
+
+HOW, STEP, FOLDER, *MORE = sys.argv[1:]
+RANK = os.environ["RANK"]
+judged = 0
+
+
+def letters(completions: list[str], **_: Any) -> Any:
+    """The share of lower-case letters; in step STEP of a run, rank 1 goes wrong."""
+    global judged
+    judged += (Path(FOLDER) / "checkpoint-1").exists()
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" or not MORE
+    if RANK == "1" and judged == int(STEP) - 1 and first:
+        if HOW == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if HOW == "sleep":
+            time.sleep(3600)
+        if HOW == "raise":
+            return "no list"
+    return [sum(c.islower() for c in text) / max(1, len(text)) for text in completions]
+
+
+if __name__ == "__main__":
+    (Path(FOLDER).parent / f"pid-{RANK}").write_text(str(os.getpid()))
+    Trainer(
+        model="tiny",
+        reward_funcs=letters,
+        args=TrainArgs(
+            output_dir=FOLDER,
+            max_steps=5,
+            save_every=1,
+            prompts_per_step=2,
+            group_size=4,
+            max_new_tokens=8,
+            sft_steps=0,
+            objective=Objective(kl_coef=0.0),
+        ),
+        train_dataset=[{"prompt": f"say {n}"} for n in range(16)],
+        launch=Launch(resume="auto", rank_timeout=10.0),
+    ).train()
