@@ -37,6 +37,8 @@ HEAD = (
     "first call s",
 )
 
+HANDS = ("dtype", "tokens", "mean difference", "largest")
+
 PEERS = ("transformers", "vllm")
 
 
@@ -77,8 +79,8 @@ def asker(side: Worker | Server, prompts: list[list[list[int]]]) -> Callable[[in
     return lambda number: side.ask({"prompts": prompts[number], "seed": number})
 
 
-def one_case(made: Stage, dtype: str, count: int) -> list[dict[str, Any]]:
-    """All sides in turn; a record for each."""
+def one_case(made: Stage, dtype: str, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """All sides in turn; a record for each, and what our trainer's pass makes of our sampler's tokens."""
     options = made.options
     each, turns_in_all = count // options.answers, options.steps + options.warmup
     ids = made.encode(prompt_texts(each * turns_in_all))
@@ -89,10 +91,11 @@ def one_case(made: Stage, dtype: str, count: int) -> list[dict[str, Any]]:
             {name: asker(side, prompts) for name, side in sides.items()}, steps=options.steps, warmup=options.warmup
         )
         peaks = {name: side.peak() for name, side in sides.items()}
+        shaken = {"dtype": dtype, **sides["upweight"].ask({"handshake": prompts[0]}).said}
     check_equal(turns, count * options.new_tokens)
     fed = sum(map(len, ids)) // turns_in_all + count * (options.new_tokens - 1)
     flops = forward_flops(made.model, fed=fed, scored=count * options.new_tokens)
-    return [
+    records = [
         {
             "dtype": dtype,
             "answers": count,
@@ -107,6 +110,7 @@ def one_case(made: Stage, dtype: str, count: int) -> list[dict[str, Any]]:
         }
         for name, side in sides.items()
     ]
+    return records, shaken
 
 
 def check_equal(turns: dict[str, list[Turn]], tokens: int) -> None:
@@ -144,13 +148,29 @@ def main() -> None:
         if "vllm" in options.peers and python_of("vllm") is None:
             made.say(advice("vllm"))
         records: list[dict[str, Any]] = []
+        hands: dict[str, dict[str, Any]] = {}
         for dtype, count in itertools.product(options.dtype, options.counts):
-            case = one_case(made, dtype, count)
+            case, hands[dtype] = one_case(made, dtype, count)
             records += case
             made.say(table(HEAD, [cells(record) for record in case]))
         made.measure_peak()
         title = f"Sampling: {options.answers} answers of {options.new_tokens} tokens to each prompt"
-        show(made, [Shown(title=title, head=HEAD, rows=[cells(record) for record in records], records=records)])
+        mismatch = [
+            [dtype, str(found["tokens"]), f"{found['gap']:.1e}", f"{found['largest']:.1e}"]
+            for dtype, found in hands.items()
+        ]
+        show(
+            made,
+            [
+                Shown(title=title, head=HEAD, rows=[cells(record) for record in records], records=records),
+                Shown(
+                    title="The handshake: our sampler's log-probabilities against our trainer's pass, in nats",
+                    head=HANDS,
+                    rows=mismatch,
+                    records=list(hands.values()),
+                ),
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from upweight.rewards.runner import make_runner
 from upweight.rollout.completion import Completion, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.prompt import Draw, Prompt
+from upweight.train.handshake import shake_hands
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.ranks import joined_ranks
 from upweight.train.shard import sharded
@@ -151,6 +152,9 @@ def sample(setup: Mapping[str, Any]) -> Made:
     engine = LocalEngine(policy)
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
+        if "handshake" in request:
+            shaken = shake_hands(policy, engine, request["handshake"], Sampling(max_new_tokens=32), float("inf"))
+            return dataclasses.asdict(shaken)
         sampling = Sampling(max_new_tokens=setup["new_tokens"], seed=request["seed"])
         groups = engine.generate(request["prompts"], setup["answers"], sampling)
         return counted([answer for group in groups for answer in group])

@@ -112,7 +112,7 @@ def run(script: str, *flags: str) -> dict[str, object]:
     ("script", "flags", "tables", "rows"),
     [
         ("step.py", ("--alone", "--kl", "0.04"), 1, 2),
-        ("sample.py", ("--peers", "transformers"), 1, 2),
+        ("sample.py", ("--peers", "transformers"), 2, 2),
         ("growth.py", (), 1, 1),
         ("logprobs.py", (), 3, 2),
     ],
