@@ -17,7 +17,7 @@ BENCH = HERE.parent
 @pytest.mark.parametrize("case", [number for number, (model, _) in enumerate(plan.CASES) if model == "small"])
 def test_the_estimate_is_within_a_fifth_of_the_measured_peak(case: int) -> None:
     setup = plan.setup_of(*plan.CASES[case])
-    found = plan.measured("small", setup, steps=2, threads=1)
+    found = plan.measured("small", setup, steps=2)
     estimate = footprint(setup).peak - found["base"]
     assert estimate == pytest.approx(found["peak"] - found["base"], rel=0.2)
 
