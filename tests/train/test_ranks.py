@@ -350,6 +350,38 @@ def test_parts_written_by_two_ranks_are_gone_on_from_in_one_process_and_back(tmp
             assert (folder / name).read_bytes() == (straight / name).read_bytes()
 
 
+def accuracy(folder: Path) -> float:
+    """Held out, after the last step."""
+    rows = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    return float(rows[-1]["accuracy"])
+
+
+@pytest.mark.slow
+def test_what_two_ranks_learn_lies_within_the_spread_of_seeds(tmp_path: Path) -> None:
+    python, train = torchrun([])[:1], ["-m", "upweight", "train", "--preset", "dr-grpo"]
+    start = tmp_path / "start"
+    code, text = run_to_the_end([*python, *train, "--max_steps", "1", "--output_dir", str(start)], 300)
+    assert code == 0, text
+    flags = ["--model", str(start / "checkpoint-1"), "--sft_steps", "0", "--learning_rate", "5e-4", "--max_steps", "12"]
+    flags += ["--prompts_per_step", "16", "--group_size", "8"]
+    found: dict[str, float] = {}
+    for name, command, seed in (
+        ("0", [*python, *train], "0"),
+        ("1", [*python, *train], "1"),
+        ("2", [*python, *train], "2"),
+        ("none", torchrun(train), "0"),
+        ("full", [*torchrun(train), "--shard", "full"], "0"),
+    ):
+        folder = tmp_path / name
+        code, text = run_to_the_end([*command, *flags, "--seed", seed, "--output_dir", str(folder)], 200)
+        assert code == 0, text
+        found[name] = accuracy(folder)
+    seeds = [found[name] for name in ("0", "1", "2")]
+    spread = max(max(seeds) - min(seeds), 0.03)  # a standard error of 256 problems
+    for name in ("none", "full"):
+        assert min(seeds) - spread <= found[name] <= max(seeds) + spread
+
+
 def test_rank_error_is_a_failure_of_the_run_and_not_of_the_call() -> None:
     assert issubclass(RankError, RuntimeError)
     assert not issubclass(RankError, UsageError)

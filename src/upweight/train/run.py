@@ -261,6 +261,7 @@ class Run:
         prompts = list(self.task.held_out)[:EVAL_PROMPTS]
         if not prompts:
             return None
+        self.ranks.at(f"in the evaluation after step {step}")
         policy, budget = self.policy, self.sampling.max_new_tokens
         mine = share_of([1] * len(prompts), self.ranks)
         with undisturbed():
