@@ -60,14 +60,24 @@ def test_in_float32_the_weights_are_their_own_masters_and_without_a_kl_there_is_
     assert found == {"framework": 1 << 30, "weights": 4 * count, "moments": 8 * count}
 
 
-def test_sharding_divides_weights_masters_moments_and_gradients_but_not_the_copies_that_are_whole() -> None:
+def test_sharding_divides_all_but_the_copy_that_samples() -> None:
     whole = dataclasses.replace(SEVEN, processes=8)
     parts = dataclasses.replace(whole, shard="full")
     before, after = sizes(footprint(whole)), sizes(footprint(parts))
-    for name in ("weights", "float32 masters", "moments"):
+    for name in ("weights", "float32 masters", "moments", "reference model"):
         assert after[name] == before[name] // 8
-    assert after["reference model"] == after["whole copy that samples"] == 2 * 7_615_616_512
+    assert after["whole copy that samples"] == 2 * 7_615_616_512
     assert sizes(footprint(parts), "the update")["gradients"] == 4 * 7_615_616_512 // 8
+
+
+def test_at_the_start_of_a_sharded_run_three_whole_models_are_there() -> None:
+    """The one that samples, the reference, and the copy of either that is being divided; without a KL there are two."""
+    count = 2 * 7_615_616_512
+    for setup, copies in ((SEVEN, 3), (dataclasses.replace(SEVEN, has_reference=False), 2)):
+        found = footprint(dataclasses.replace(setup, processes=1000, shard="full"))
+        held = sum(part.size for part in found.always[1:])
+        assert held + found.phases[0].size == copies * count
+    assert "the start" not in {phase.name for phase in footprint(SEVEN).phases}
 
 
 def test_several_processes_without_sharding_hold_the_gradients_once_more_to_add_them_up() -> None:

@@ -2,6 +2,7 @@
 
 A step has three phases whose memory differs - sampling, a training pass, the optimiser's update - and the most that any
 of them needs is what has to fit. A pass has two ends: at its start all activations are there, at its end all gradients.
+Where weights are divided, the start of the run is a phase too.
 
 Shapes: N tokens of a pass, M of them scored; E hidden size, H query heads, K key heads, D head size, F feed-forward, L
 layers, V words; P parameters.
@@ -223,15 +224,21 @@ def footprint(setup: Setup) -> Footprint:
         >>> {part.name: f"{part.size / GB:.1f} GB" for part in found.always[1:]}
         {'weights': '14.2 GB', 'float32 masters': '28.4 GB', 'moments': '56.7 GB'}
     """
+    always = tuple(_always(setup))
     phases = (
+        Phase(name="the start", parts=tuple(_start(setup, sum(part.size for part in always[1:])))),
         Phase(name="sampling", parts=tuple(_sampling(setup))),
         Phase(name="a pass at its start", parts=tuple(_pass_start(setup))),
         Phase(name="a pass at its end", parts=tuple(_pass_end(setup))),
         Phase(name="the update", parts=tuple(_update(setup))),
     )
     return Footprint(
-        always=tuple(_always(setup)),
-        phases=tuple(dataclasses.replace(p, parts=tuple(x for x in p.parts if x.size)) for p in phases),
+        always=always,
+        phases=tuple(
+            dataclasses.replace(phase, parts=tuple(part for part in phase.parts if part.size))
+            for phase in phases
+            if phase.name != "the start" or phase.size
+        ),
         slack=GPU_SLACK if setup.device == "gpu" else 0.0,
     )
 
@@ -253,7 +260,8 @@ def _always(s: Setup) -> Iterator[Part]:
         why = f"{s.number} bytes x parameters: sampling needs every layer whole"
         yield Part(name="whole copy that samples", size=s.number * count, why=why)
     if s.has_reference:
-        yield Part(name="reference model", size=s.number * count, why=f"{s.number} bytes x parameters: kl_coef > 0")
+        why = f"{s.number} bytes x parameters{divided}: kl_coef > 0"
+        yield Part(name="reference model", size=s.number * count // s.parts, why=why)
     if s.device == "cpu":
         share = KEPT_SEVERAL if s.passes > 1 else KEPT_ONE_PASS
         why = f"freed in pieces that glibc cannot use again: {share:.0%} of a pass's smaller tensors, as measured"
@@ -272,6 +280,16 @@ def _gradients(s: Setup) -> Part:
     divided = f" / {s.parts} processes" if s.parts > 1 else ""
     why = f"4 bytes x parameters{divided}: their sum over passes, in float32"
     return Part(name="gradients", size=4 * s.shape.parameters // s.parts, why=why)
+
+
+def _start(s: Setup, held: int) -> Iterator[Part]:
+    """Before the first step, when masters and moments are not there yet: models are copied whole, then divided."""
+    if s.parts == 1:
+        return
+    copies = 3 if s.has_reference else 2
+    size = max(0, copies * s.number * s.shape.parameters - held)
+    why = f"{copies} x {s.number} bytes x parameters, beyond what is there later: they are copied, then divided"
+    yield Part(name="whole models", size=size, why=why)
 
 
 def _sampling(s: Setup) -> Iterator[Part]:

@@ -103,7 +103,7 @@ def _remedies(plan: Plan) -> Iterator[str]:
     elif plan.processes is None:
         yield from textwrap.wrap(
             f"no number of GPUs of this size makes it fit, not even --shard full {saving}: every GPU holds a whole "
-            "copy that samples; take a smaller model, or larger GPUs",
+            "copy that samples, and two at the start; take a smaller model, or larger GPUs",
             WIDTH,
         )
     else:
