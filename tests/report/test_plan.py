@@ -167,7 +167,7 @@ def test_what_is_assumed_of_the_time_is_said(given: dict[str, float], says: str)
 
 
 def test_a_cpu_has_the_peak_of_its_cores() -> None:
-    assert pace(dataclasses.replace(SMALL, device="cpu"), cores=4).peak == 4 * CORE_PEAK
+    assert pace(dataclasses.replace(SMALL, device="cpu"), cores=4).peak == 4 * CORE_PEAK[SMALL.dtype]
 
 
 def test_the_text_names_every_part_and_fits_a_terminal() -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from upweight.report.footprint import Setup
 
-CORE_PEAK = 0.16e12
-"""FLOP/s of one core in products of large float32 matrices: measured on an Intel Xeon with AVX-512."""
+CORE_PEAK = {"bfloat16": 0.08e12, "float32": 0.16e12}
+"""FLOP/s of one core in products of large matrices: measured on an Intel Xeon with AVX-512 and without AMX."""
 
 GPU_PEAK = {"bfloat16": 312e12, "float32": 19.5e12}
 """FLOP/s: the published dense peaks of an A100. Assumed where --tflops is not given."""
@@ -13,8 +13,8 @@ GPU_PEAK = {"bfloat16": 312e12, "float32": 19.5e12}
 PASSES = {"cpu": 0.60, "gpu": 0.40}
 """Share of the peak that training passes reach: on a CPU as measured by bench/plan.py, on a GPU assumed."""
 
-SAMPLING = {"cpu": 0.37, "gpu": 0.05}
-"""Share of the peak that sampling reaches: on a CPU as measured by bench/sample.py (64 answers), on a GPU assumed."""
+SAMPLING = {"cpu": 0.35, "gpu": 0.05}
+"""Share of the peak that sampling reaches: on a CPU as measured by bench/plan.py, on a GPU assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def pace(
     if tflops is not None:
         peak, source = tflops * 1e12, "as given"
     elif setup.device == "cpu":
-        peak, source = cores * CORE_PEAK, f"{cores} cores as measured on an Intel Xeon with AVX-512, in float32"
+        peak, source = cores * CORE_PEAK[setup.dtype], f"{cores} cores, as measured on an Intel Xeon with AVX-512"
     else:
         peak, source = GPU_PEAK[setup.dtype], "an A100's published peak, assumed"
     passes = PASSES[setup.device] if share_of_passes is None else share_of_passes
