@@ -32,7 +32,7 @@ def launch(ranks: int, flags: list[str]) -> list[str]:
     """The command that starts a run."""
     start = [sys.executable, "-m"]
     if ranks > 1:
-        start += ["torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "0", "-m"]
+        start += ["torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), "-m"]
     return [*start, "upweight", "train", *flags]
 
 

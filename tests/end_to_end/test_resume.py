@@ -70,28 +70,85 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
+NURSERY = """
+import os, sys
+from upweight.cli.main import main
+from upweight.policy.load import load_policy
+
+load_policy("tiny")
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os._exit(main(line.split()))
+    print(child, file=sys.stderr, flush=True)
+    print(os.waitpid(child, 0)[1], file=sys.stderr, flush=True)
+"""
+"""Starts runs without loading PyTorch anew for each: says a run's process, and how it ended."""
+
+
+class Nursery:
+    """Runs whose processes can be killed."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, *flags: str) -> int:
+        """Start a run; its process."""
+        assert self.process.stdin is not None
+        print("train", *flags, file=self.process.stdin, flush=True)
+        return self.said()
+
+    def said(self) -> int:
+        """The next number: a process, or what waiting for it gave."""
+        assert self.process.stderr is not None
+        return int(self.process.stderr.readline())
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
 @pytest.mark.slow
-def test_thirty_kills_and_every_restart_finds_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_thirty_kills_and_every_restart_finds_a_whole_checkpoint(tmp_path: Path, nursery: Nursery) -> None:
     """Trial 1: at most one save old each time, no cleaning up by hand, and in the end the run that nobody killed."""
     run, noise = tmp_path / "run", random.Random(0)
-    flags = [*SMALL, "--save_every", "1", "--max_steps", "100000", "--output_dir", str(run), "--resume", "auto"]
+    flags = [*SMALL, "--save_every", "1", "--output_dir", str(run), "--resume", "auto"]
     newest = 0
     for _ in range(30):
-        with running(*flags) as process:
-            wait_for_step(run, newest + 1 + noise.randrange(3), process)
-            time.sleep(noise.random() * 0.2)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        child = nursery.start(*flags, "--max_steps", "100000")
+        until = newest + 1 + noise.randrange(3)
+        deadline = time.monotonic() + 120
+        while not any(step_of(path) >= until for path in checkpoints_of(run)):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(noise.random() * 0.2)
+        os.kill(child, signal.SIGKILL)
+        assert nursery.said() == signal.SIGKILL
         whole = checkpoints_of(run)[0]
         check_checkpoint(whole)
         assert step_of(whole) > newest
         newest = step_of(whole)
         assert rows_of(run)[-1]["step"] - newest in (0, 1)
-    assert called(*flags, "--max_steps", str(newest + 2)).returncode == 0
-    assert list(run.glob("tmp-*")) == []
-    straight = tmp_path / "straight"
-    assert called(*SMALL, "--max_steps", str(newest + 2), "--output_dir", str(straight)).returncode == 0
     last = f"checkpoint-{newest + 2}"
+    straight = tmp_path / "straight"
+    for words in (flags, [*SMALL, "--output_dir", str(straight)]):
+        nursery.start(*words, "--max_steps", str(newest + 2))
+        assert nursery.said() == 0
+    assert list(run.glob("tmp-*")) == []
     assert hashes(run / last) == hashes(straight / last)
     assert rows_of(run) == rows_of(straight)
 
@@ -103,7 +160,7 @@ def test_another_process_takes_the_same_steps(tmp_path: Path, ranks: int) -> Non
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(10)))
     flags = [*SMALL, "--data", str(data), "--group_size", "4", "--seed", "3", "--max_steps", "8", "--save_every", "3"]
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "0"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     start = command() if ranks == 1 else [*start, "-m", "upweight.cli.main", "train"]
     for name in ("straight", "killed"):
         words = [*flags, "--output_dir", str(tmp_path / name)]
