@@ -76,7 +76,7 @@ def pace(
         >>> from upweight.report.shapes import SHAPES
         >>> setup = Setup(shape=SHAPES["tiny"], device="cpu", prompt_tokens=6, new_tokens=8)
         >>> round(pace(setup, tflops=0.1, share_of_passes=0.5).training, 2)
-        0.54
+        0.56
     """
     if tflops is not None:
         peak, source = tflops * 1e12, "as given"
