@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import save_file
@@ -18,6 +19,7 @@ from tests.train.conftest import make_args, make_completion, make_group, make_po
 from torch import Tensor
 
 import upweight
+import upweight.train.step as room
 from upweight.objective.spec import Objective
 from upweight.policy.decoder import Decoder
 from upweight.policy.policy import Policy
@@ -293,4 +295,48 @@ def everything(ranks: Ranks, folder: Path) -> None:
         job(ranks, folder)
 
 
-JOBS: dict[str, Callable[[Ranks, Path], None]] = {"everything": everything}
+def faults(ranks: Ranks, folder: Path) -> None:
+    """Updates that are not finite on the last rank alone, or by a weight that all have: what each rank made of them."""
+    last = ranks.rank == ranks.world - 1
+    told: dict[str, Any] = {}
+    for way, shard in WAYS[1:]:
+        for where in ("loss", "gradient", "weight"):
+            policy = make_policy()
+            if where == "weight":
+                with torch.no_grad():
+                    policy.model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
+            source = Fixed([make_group([1.0, 0.0, 0.5], [2, 3, 4])])
+            learner = learner_of(policy, ranks, source, shard=shard, kl=False, weight_decay=0.1, micro_batch_tokens=1)
+            before = [p.detach().clone() for p in policy.model.parameters()]
+            with mock.patch.object(room, "policy_loss", spoiled(where if last else "")):
+                report, _ = training_step(learner, 1)
+            (fault,) = learner.guard.faults
+            told[f"{where}-{way}"] = {
+                "counts": [report.updates, report.skipped_updates, report.nonfinite_steps, learner.policy.version],
+                "causes": fault.causes,
+                "parameters": len(fault.parameters),
+                "module": fault.module,
+                "untouched": all(
+                    torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+                    for a, b in zip(before, policy.model.parameters(), strict=True)
+                ),
+            }
+    (folder / f"faults-{ranks.rank}.json").write_text(json.dumps(told))
+
+
+def spoiled(where: str) -> Callable[..., Any]:
+    """The loss, with NaN in its value, or in its gradient alone; as it is for any other place."""
+    real = room.policy_loss
+
+    def loss(*args: Any, **options: Any) -> Any:
+        terms = real(*args, **options)
+        if where == "loss":
+            return dataclasses.replace(terms, loss=terms.loss + math.nan)
+        if where == "gradient":
+            terms.loss.register_hook(lambda gradient: gradient * math.nan)
+        return terms
+
+    return loss
+
+
+JOBS: dict[str, Callable[[Ranks, Path], None]] = {"everything": everything, "faults": faults}
