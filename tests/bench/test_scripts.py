@@ -114,6 +114,7 @@ def run(script: str, *flags: str) -> dict[str, object]:
         ("step.py", ("--alone", "--kl", "0.04"), 1, 2),
         ("sample.py", ("--peers", "transformers"), 2, 2),
         ("growth.py", (), 1, 1),
+        ("ranks.py", (), 1, 3),
         ("logprobs.py", (), 3, 2),
     ],
 )

@@ -1,6 +1,7 @@
 """`upweight train`: check what the flags say, then train. Imports no torch before it trains."""
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -70,11 +71,13 @@ def run(argv: Sequence[str]) -> int:
     from upweight.train.trainer import Trainer
 
     trainer = Trainer(args=call.args, launch=call)
-    for sentence in translation.unmatched if translation else ():
+    speaks = os.environ.get("RANK", "0") == "0"  # one of those that torchrun has started
+    for sentence in translation.unmatched if translation and speaks else ():
         print(f"note: {sentence}")
     if call.dry_run:
         trainer.check()
-        trainer.describe()
+        if speaks:
+            trainer.describe()
     else:
         trainer.train()
     return 0
