@@ -11,8 +11,9 @@ from upweight import TrainArgs, Trainer
 from upweight.objective.spec import Objective
 from upweight.train.launch import Launch
 
-HOW, STEP, FOLDER, *MORE = sys.argv[1:]
-RANK = os.environ["RANK"]
+# Collected like any module, for its doctests: it must be possible to import it.
+HOW, STEP, FOLDER, *MORE = sys.argv[1:] if __name__ == "__main__" else ("", "0", "")
+RANK = os.environ.get("RANK", "0")
 judged = 0
 
 

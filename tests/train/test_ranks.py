@@ -138,6 +138,15 @@ def test_a_rank_without_a_sign_of_life_is_gone(beating: list[Heartbeat]) -> None
     assert said.startswith("rank 1 is gone in step 7 (training)")
 
 
+def test_who_left_because_another_is_gone_is_not_taken_for_it(beating: list[Heartbeat]) -> None:
+    beating[1].left()
+    for rank in (1, 2):
+        beating[rank].stop()
+    said = beating[0].cause()
+    assert said is not None
+    assert said.startswith("rank 2 is gone before the first step")
+
+
 def test_a_rank_that_lives_and_does_not_come_is_late(beating: list[Heartbeat]) -> None:
     for rank in (0, 1):
         beating[rank].meets()

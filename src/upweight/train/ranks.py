@@ -206,6 +206,7 @@ def _raise_for(heartbeat: Heartbeat, error: BaseException, *, stopping: bool) ->
     with _handling(signal.SIGTERM, signal.SIG_IGN):
         cause = heartbeat.cause(stopping=stopping)
     if cause is not None:
+        heartbeat.left()  # whoever still looks for the cause must not take this process for it
         way_out = "This process cannot go on without it; --resume goes on from the last checkpoint"
         raise RankError(f"{cause}. {way_out}") from error
 
