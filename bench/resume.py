@@ -27,6 +27,12 @@ from speed.measure import table
 
 PARTS = ("weights", "moments", "metrics row")
 
+REWARD = """
+def letters(completions, **_):
+    return [sum(c.islower() for c in str(answer)) / max(1, len(str(answer))) for answer in completions]
+"""
+"""One that any model earns a part of, with chats as well, so that every step updates the weights."""
+
 
 def launch(ranks: int, flags: list[str]) -> list[str]:
     """The command that starts a run."""
@@ -36,8 +42,9 @@ def launch(ranks: int, flags: list[str]) -> list[str]:
     return [*start, "upweight", "train", *flags]
 
 
-def flags_of(options: argparse.Namespace) -> list[str]:
-    """What both runs are given: 2N steps, a checkpoint every N."""
+def flags_of(options: argparse.Namespace, place: str) -> list[str]:
+    """What both runs are given: 2N steps, a checkpoint every N; the reward is written into a folder."""
+    (Path(place) / "mine.py").write_text(REWARD)
     given = {
         "model": options.model,
         "task": "arithmetic:digits=1",
@@ -47,6 +54,7 @@ def flags_of(options: argparse.Namespace) -> list[str]:
         "max_new_tokens": options.new_tokens,
         "max_steps": 2 * options.steps,
         "save_every": options.steps,
+        "reward": f"{place}/mine.py:letters",
         "device": "cpu",
     }
     return [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -54,13 +62,13 @@ def flags_of(options: argparse.Namespace) -> list[str]:
 
 def straight(options: argparse.Namespace, folder: Path) -> None:
     """2N steps in one process."""
-    command = launch(options.ranks, [*flags_of(options), "--output_dir", str(folder)])
+    command = launch(options.ranks, [*flags_of(options, str(folder.parent)), "--output_dir", str(folder)])
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def killed(options: argparse.Namespace, folder: Path) -> None:
     """N steps, a kill -9 once the checkpoint is there, and the rest in new processes."""
-    command = launch(options.ranks, [*flags_of(options), "--output_dir", str(folder)])
+    command = launch(options.ranks, [*flags_of(options, str(folder.parent)), "--output_dir", str(folder)])
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while not (folder / f"checkpoint-{options.steps}").exists():
         if process.poll() is not None:
@@ -136,10 +144,10 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
     timed(step, "judge", "guards")
     timed(step, "broken_inputs", "guards")
     timed(guards.Guard, "end", "guards")
-    words = iter(flags_of(options))
-    given = {name.removeprefix("--"): value for name, value in zip(words, words, strict=True)}
-    numbers = {name: int(value) if value.isdigit() else value for name, value in given.items()}
     with tempfile.TemporaryDirectory() as place:
+        words = iter(flags_of(options, place))
+        given = {name.removeprefix("--"): value for name, value in zip(words, words, strict=True)}
+        numbers = {name: int(value) if value.isdigit() else value for name, value in given.items()}
         run = Trainer(args=TrainArgs.from_flags(**{**numbers, "save_every": 1, "output_dir": f"{place}/run"})).train()
         rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         size = sum(path.stat().st_size for path in run.checkpoint.rglob("*") if path.is_file())

@@ -23,7 +23,19 @@ Train = Callable[..., Any]
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
-SMALL = "--model tiny --sft_steps 0 --prompts_per_step 2 --group_size 2 --device cpu --lr_schedule constant".split()  # noqa: SIM905
+REWARD = """
+def letters(completions, **_):
+    return [sum(c.islower() for c in text) / max(1, len(text)) for text in completions]
+"""
+"""One that a fresh model earns now and then, so that every step trains."""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """Flags of a run whose steps take a moment, and change the weights."""
+    (tmp_path / "mine.py").write_text(REWARD)
+    words = "--model tiny --sft_steps 0 --prompts_per_step 2 --group_size 4 --device cpu --lr_schedule constant"
+    return [*words.split(), "--lr_warmup_steps", "0", "--reward", f"{tmp_path / 'mine.py'}:letters"]
 
 
 def environment() -> dict[str, str]:
@@ -123,10 +135,12 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.mark.slow
-def test_thirty_kills_and_every_restart_finds_a_whole_checkpoint(tmp_path: Path, nursery: Nursery) -> None:
+def test_thirty_kills_and_every_restart_finds_a_whole_checkpoint(
+    tmp_path: Path, small: list[str], nursery: Nursery
+) -> None:
     """Trial 1: at most one save old each time, no cleaning up by hand, and in the end the run that nobody killed."""
     run, noise = tmp_path / "run", random.Random(0)
-    flags = [*SMALL, "--save_every", "1", "--output_dir", str(run), "--resume", "auto"]
+    flags = [*small, "--save_every", "1", "--output_dir", str(run), "--resume", "auto"]
     newest = 0
     for _ in range(30):
         child = nursery.start(*flags, "--max_steps", "100000")
@@ -145,21 +159,22 @@ def test_thirty_kills_and_every_restart_finds_a_whole_checkpoint(tmp_path: Path,
         assert rows_of(run)[-1]["step"] - newest in (0, 1)
     last = f"checkpoint-{newest + 2}"
     straight = tmp_path / "straight"
-    for words in (flags, [*SMALL, "--output_dir", str(straight)]):
+    for words in (flags, [*small, "--output_dir", str(straight)]):
         nursery.start(*words, "--max_steps", str(newest + 2))
         assert nursery.said() == 0
     assert list(run.glob("tmp-*")) == []
     assert hashes(run / last) == hashes(straight / last)
     assert rows_of(run) == rows_of(straight)
+    assert sum(row["updates"] for row in rows_of(run)) > len(rows_of(run)) // 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_another_process_takes_the_same_steps(tmp_path: Path, ranks: int) -> None:
+def test_another_process_takes_the_same_steps(tmp_path: Path, small: list[str], ranks: int) -> None:
     """B90: ten rows, two a step, shuffled: steps 1 to 8 straight, and 3, a kill and 5 more; one process, and two."""
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(10)))
-    flags = [*SMALL, "--data", str(data), "--group_size", "4", "--seed", "3", "--max_steps", "8", "--save_every", "3"]
+    flags = [*small, "--data", str(data), "--seed", "3", "--max_steps", "8", "--save_every", "3"]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     start = command() if ranks == 1 else [*start, "-m", "upweight.cli.main", "train"]
     for name in ("straight", "killed"):
@@ -172,6 +187,7 @@ def test_another_process_takes_the_same_steps(tmp_path: Path, ranks: int) -> Non
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert hashes(straight / "checkpoint-8") == hashes(killed / "checkpoint-8")
     assert rows_of(straight) == rows_of(killed)
+    assert sum(row["updates"] for row in rows_of(straight)) > 4
     for path in (straight / "rollouts").iterdir():
         assert path.read_bytes() == (killed / "rollouts" / path.name).read_bytes()
     files = [straight / "rollouts" / f"step-0000{step}.jsonl" for step in range(1, 6)]
@@ -180,10 +196,10 @@ def test_another_process_takes_the_same_steps(tmp_path: Path, ranks: int) -> Non
 
 
 @pytest.mark.slow
-def test_a_second_process_is_kept_out_and_a_killed_one_is_not_in_the_way(tmp_path: Path) -> None:
+def test_a_second_process_is_kept_out_and_a_killed_one_is_not_in_the_way(tmp_path: Path, small: list[str]) -> None:
     """Trial 7: exit code 2 with the other's number while it lives; its lock means nothing once it is dead."""
     run = tmp_path / "run"
-    flags = [*SMALL, "--save_every", "1", "--max_steps", "100000", "--output_dir", str(run), "--resume", "auto"]
+    flags = [*small, "--save_every", "1", "--max_steps", "100000", "--output_dir", str(run), "--resume", "auto"]
     with running(*flags) as process:
         wait_for_step(run, 1, process)
         second = called(*flags)
@@ -200,11 +216,11 @@ def test_a_second_process_is_kept_out_and_a_killed_one_is_not_in_the_way(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, small: list[str], number: signal.Signals, code: int
 ) -> None:
     """The signal may come anywhere in a step; what it dropped is sampled again."""
     run, straight = tmp_path / "run", tmp_path / "straight"
-    flags = [*SMALL, "--prompts_per_step", "16", "--max_steps", "40"]
+    flags = [*small, "--prompts_per_step", "16", "--max_steps", "40"]
     with running(*flags, "--output_dir", str(run)) as process:
         deadline = time.monotonic() + 120
         while not (run / "rollouts" / "step-00003.jsonl").exists():
@@ -217,6 +233,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     assert called(*flags, "--output_dir", str(straight)).returncode == 0
     assert hashes(run / "checkpoint-40") == hashes(straight / "checkpoint-40")
     assert rows_of(run) == rows_of(straight)
+    assert sum(row["updates"] for row in rows_of(run)) > len(rows_of(run)) // 2
 
 
 def test_a_checkpoint_is_all_that_has_to_be_named(train: Train) -> None:
