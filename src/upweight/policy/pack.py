@@ -167,7 +167,8 @@ class TreeAttend:
 
 def padded(rows: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
     """[n, heads, D] -> [B, heads, L, D], zero where nothing goes."""
-    table = rows.new_zeros(shape[0] * shape[1], *rows.shape[1:]).index_copy(0, slots, rows)
+    # index_copy would keep the rows for its backward, which needs their places alone.
+    table = rows.new_zeros(shape[0] * shape[1], *rows.shape[1:]).index_put((slots,), rows)
     return table.view(*shape, *rows.shape[1:]).transpose(1, 2)
 
 

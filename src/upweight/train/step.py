@@ -69,6 +69,7 @@ def training_step(learner: Learner, step: int) -> tuple[StepReport, Batch]:
     max_new_tokens = known(args.max_new_tokens)
     started = time.perf_counter()
     learner.guard.start()
+    learner.optimizer.zero_grad()  # their memory is the sampler's meanwhile
 
     learner.ranks.at(f"in step {step} (sampling)")
     sampled = learner.source.next_groups(args.prompts_per_step)
