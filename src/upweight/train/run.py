@@ -288,7 +288,7 @@ class Run:
 
     def _evaluated(self, step: int) -> float | None:
         """Held-out accuracy after a step, as it was written down; None where it was not."""
-        rows = read_rows(self.folder.path / "evaluations.jsonl")
+        rows = self.ranks.from_first(lambda: read_rows(self.folder.path / "evaluations.jsonl"))
         return next((row["accuracy"] for row in rows if row["step"] == step), None)
 
     def _shake_hands(self, trained: Policy) -> None:
