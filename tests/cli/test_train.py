@@ -136,7 +136,7 @@ def test_help_has_examples_and_every_flag_with_a_sentence(capsys: pytest.Capture
     assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
     examples = re.findall(r"^  upweight train (.*)$", shown, flags=re.MULTILINE)
-    assert len(examples) == 3
+    assert len(examples) == 5
     for example in examples:
         if "--config" not in example:
             read(example.split())
