@@ -20,8 +20,8 @@ PROGRAM = "upweight train"
 
 DESCRIPTION = """Train a language model by reinforcement learning on checked answers.
 
-Values come from the defaults, then --preset (or --like), then --config, then the flags: the later one wins. With
---resume, what is not given is as the run was begun.
+Values come from the defaults, then --preset (or --like), then --config, then the flags: the later one wins.
+What is not given beside --resume is as the run was begun.
 `upweight explain` with the same flags says what their objective is.
 
 examples:
