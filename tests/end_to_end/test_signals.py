@@ -44,7 +44,7 @@ def training_step(learner, number):
 def slow(*args, **options):
     if step[0] in (0, 2) and (moment == "warm-up" or step[0] == 2):
         Path(mark).touch()
-        deadline = time.monotonic() + 3.0
+        deadline = time.monotonic() + 20.0
         while time.monotonic() < deadline and not Path(mark + ".go").exists():
             time.sleep(0.01)
     return real(*args, **options)
@@ -76,7 +76,7 @@ WORDS = [
 
 @contextlib.contextmanager
 def running(tmp_path: Path, moment: str, *flags: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A run in a process of its own that takes three seconds over the chosen moment of step 2; gone at the end."""
+    """A run in a process of its own that takes twenty seconds over the chosen moment of step 2; gone at the end."""
     reward = tmp_path / "vowels.py"
     reward.write_text(REWARD)
     words = [*WORDS, "--reward", f"{reward}:vowels", "--output_dir", str(tmp_path / "run"), *flags]
@@ -211,7 +211,7 @@ def test_a_second_signal_leaves_at_once_and_leaves_nothing_half_written(tmp_path
         sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-        assert time.monotonic() - sent < 2.5  # the moment itself takes three
+        assert time.monotonic() - sent < 15  # the moment itself takes twenty
     assert process.returncode == 143
     assert "Traceback" not in err
     assert checkpoints(tmp_path / "run") == ["checkpoint-1"]
@@ -230,7 +230,7 @@ def test_a_signal_in_the_warm_up_ends_the_run_at_once(tmp_path: Path, number: si
         sent = time.monotonic()
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
-    assert time.monotonic() - sent < 2.5
+    assert time.monotonic() - sent < 15
     assert (process.returncode, "Traceback" in err) == (code, False)
     assert not (tmp_path / "run").exists()
 
