@@ -91,8 +91,9 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, top, log_total = ctx.saved_tensors
-        d_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        d_hidden = torch.zeros(hidden.shape, dtype=wide, device=hidden.device)
+        d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         for rows, across in _blocks(hidden.shape[0], weight.shape[0]):
             scale = (grad[rows] / ctx.scale.temperature).to(torch.float32)
             for words in across:
