@@ -77,13 +77,10 @@ def write_whole(target: Path, save: Callable[[Path], None], *, bytes_needed: int
             sync(folder)
         os.replace(partial, target)
         sync(target.parent)
-    except OSError as error:
-        raise _not_written(target, error.strerror or str(error), bytes_needed) from error
     except Exception as error:
-        # safetensors reports a failed write of its own as an error without an errno.
-        if type(error).__name__ != "SafetensorError":
+        if (reason := reason_of(error)) is None:
             raise
-        raise _not_written(target, str(error), bytes_needed) from error
+        raise not_written(target, reason, bytes_needed) from error
     finally:
         _discard(partial)
 
@@ -205,7 +202,22 @@ def in_units(count: int) -> str:
     return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit} ({count} bytes)"
 
 
-def _not_written(target: Path, reason: str, bytes_needed: int | None) -> CheckpointError:
+def reason_of(error: Exception) -> str | None:
+    """What the disk says about a write that failed; None where it was something else."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # safetensors reports a failed write of its own as an error without an errno.
+    return str(error) if type(error).__name__ == "SafetensorError" else None
+
+
+def not_written(target: Path, reason: str, bytes_needed: int | None) -> CheckpointError:
+    """The error of a folder that could not be written, and what there is to go on from.
+
+    Args:
+        target: the folder.
+        reason: of the failure.
+        bytes_needed: where it is known.
+    """
     needed = "" if bytes_needed is None else f" It needs {in_units(bytes_needed)},"
     free = f"{' and' if needed else ' There are'} {in_units(free_bytes(target.parent))} free there."
     before = checkpoints_of(target.parent)

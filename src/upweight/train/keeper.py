@@ -208,7 +208,6 @@ class Keeper:
         if learner.whole is not None:  # each rank writes its own, and the first takes them in
             parts = self.folder.path / f"{TEMPORARY}parts-{progress.step}"
             write_part(parts, tensors, learner.policy.model, learner.ranks)
-            learner.ranks.gather(None)
 
         def save(folder: Path) -> None:
             self.policy.save(folder)
@@ -216,9 +215,13 @@ class Keeper:
             if parts is not None:
                 shutil.move(parts, folder / PARTS)
 
-        return self.folder.write_checkpoint(
-            progress.step, save, keep=self.args.keep_checkpoints, bytes_needed=self._bytes
-        )
+        try:
+            return self.folder.write_checkpoint(
+                progress.step, save, keep=self.args.keep_checkpoints, bytes_needed=self._bytes
+            )
+        finally:
+            if parts is not None and learner.ranks.first:
+                shutil.rmtree(parts, ignore_errors=True)  # there only where the checkpoint was not written
 
     def write_failed(self, step: int) -> Path:
         """The weights in the middle of a step, as failed-step-N: a model, and nothing to go on from."""

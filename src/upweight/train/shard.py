@@ -1,20 +1,23 @@
 """Weights, gradients and moments in parts, one part a rank (FSDP2), and the ways between the parts and the whole."""
 
+import contextlib
 import copy
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy
-from upweight.train.checkpoint import TENSORS
+from upweight.train.checkpoint import TENSORS, not_written, reason_of
 from upweight.train.ranks import Ranks
 
 PARTS = "optimizer"
@@ -64,14 +67,32 @@ def gather_weights(parts: Policy, whole: Policy) -> None:
 
 
 def write_part(folder: Path, state: Mapping[str, Tensor], model: Any, ranks: Ranks) -> None:
-    """Write this rank's part of the optimiser's state, and on rank 0 which rows each part holds.
+    """Write this rank's part of the optimiser's state, and on rank 0 which rows each part holds; a collective.
 
     Args:
         folder: is made; on several machines, one that all of them see.
         state: of `MasterAdamW.state_tensors`.
         model: whose sharded parameters they belong to.
         ranks: this process among the others.
+
+    Raises:
+        CheckpointError: on every rank, where the disk was full or failed for one of them; no part is left.
     """
+    reason = None
+    try:
+        _write(folder, state, model, ranks)
+    except Exception as error:
+        if (reason := reason_of(error)) is None:
+            raise
+    told = ranks.gather(reason)
+    for rank, found in enumerate(told):
+        if found is not None:
+            if ranks.first:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise not_written(folder, f"{found} (on rank {rank})", None)
+
+
+def _write(folder: Path, state: Mapping[str, Tensor], model: Any, ranks: Ranks) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / PART.format(rank=ranks.rank, world=ranks.world)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, file)
@@ -91,36 +112,48 @@ def read_state(checkpoint: Path, ranks: Ranks, *, whole: bool) -> dict[str, Tens
     Args:
         checkpoint: its folder.
         ranks: this process among those of today.
-        whole: all rows of every tensor, for a run that does not shard; else the rows of this rank.
+        whole: all rows of every tensor, for a run that does not shard; else the rows of this rank, and no others are
+            read.
 
     Raises:
         UsageError: the parts do not belong together.
     """
     folder = checkpoint / PARTS
-    state = _joined(folder) if folder.exists() else load_file(checkpoint / TENSORS)
-    if whole:
-        return state
-    for key, value in state.items():
-        if not key.startswith("step/"):
-            start, stop = rows_of(len(value), ranks.rank, ranks.world)
-            state[key] = value[start:stop].clone()
-    return state
-
-
-def _joined(folder: Path) -> dict[str, Tensor]:
+    share = None if whole else ranks
+    if not folder.exists():
+        return _rows_in([checkpoint / TENSORS], share, None)
     try:
         table = json.loads((folder / SLICES).read_text(encoding="utf-8"))
-        world, shapes = int(table["world"]), table["shapes"]
-        parts = [load_file(folder / PART.format(rank=rank, world=world)) for rank in range(world)]
-        state = {
-            key: value if key.startswith("step/") else torch.cat([part[key] for part in parts])
-            for key, value in parts[0].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        world, shapes = int(table["world"]), dict(table["shapes"])
+        return _rows_in([folder / PART.format(rank=rank, world=world) for rank in range(world)], share, shapes)
+    except UsageError:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} does not hold all parts of the optimiser's state: {error}.") from error
-    for key, value in state.items():
-        if not key.startswith("step/") and list(value.shape) != shapes.get(key.partition("/")[2]):
-            raise UsageError(f"The parts of {key!r} in {folder} make {list(value.shape)}, and that is not its shape.")
+
+
+def _rows_in(files: Sequence[Path], share: Ranks | None, shapes: Mapping[str, list[int]] | None) -> dict[str, Tensor]:
+    """A rank's rows of every tensor whose rows lie in the files one after the other; None = all rows."""
+    with contextlib.ExitStack() as stack:
+        parts = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        state = {}
+        for key in parts[0].keys():  # noqa: SIM118 - it is no mapping
+            if key.startswith("step/") or (share is None and len(parts) == 1):
+                state[key] = parts[0].get_tensor(key)
+                continue
+            slices = [part.get_slice(key) for part in parts]
+            counts = [piece.get_shape()[0] for piece in slices]
+            shape = [sum(counts), *slices[0].get_shape()[1:]]
+            if shapes is not None and shape != shapes.get(key.partition("/")[2]):
+                raise UsageError(f"The parts of {key!r} in {files[0].parent} make {shape}, and that is not its shape.")
+            start, stop = (0, shape[0]) if share is None else rows_of(shape[0], share.rank, share.world)
+            firsts = [sum(counts[:number]) for number in range(len(counts))]
+            found = [
+                piece[max(0, start - first) : min(count, stop - first)]
+                for piece, count, first in zip(slices, counts, firsts, strict=True)
+                if max(start, first) < min(stop, first + count)
+            ]
+            state[key] = torch.cat(found) if found else parts[0].get_tensor(key)[:0].clone()
     return state
 
 
