@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,10 @@ BEAT_SECONDS = 0.5
 """Between two signs of life."""
 
 GONE_SECONDS = 3.0
-"""Without a sign of life, after which a process counts as gone."""
+"""Without a sign of life, after which a process that is missed counts as gone."""
+
+SILENT_SECONDS = 60.0
+"""Without a sign of life, after which one that nobody misses yet does: loading may hold its thread up for long."""
 
 
 class Heartbeat:
@@ -32,6 +36,7 @@ class Heartbeat:
         self._store.set_timeout(timedelta(seconds=GONE_SECONDS))
         self._rank, self._world = rank, world
         self._place = "before the first step"
+        self._heard: dict[int, tuple[object, float]] = {}
         self.meetings = self._beats = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -85,8 +90,7 @@ class Heartbeat:
         now = {rank: self._read(rank) for rank in others}
         for rank in others:
             if now[rank].get("beats") == before[rank].get("beats"):
-                place = now[rank].get("place", "before it was ready")
-                return f"rank {rank} is gone {place}: it was killed, or stopped, or its machine was"
+                return _gone(rank, now[rank])
         late = [rank for rank in others if now[rank]["meetings"] < self.meetings]
         if stopping or not late:
             return None
@@ -99,6 +103,19 @@ class Heartbeat:
             if rank != self._rank and (said := self._failure(rank)):
                 return f"rank {rank} {said}"
         return None
+
+    def silent(self, rank: int) -> str | None:
+        """That a rank is gone, where it has given no sign of life for `SILENT_SECONDS` of those this is asked in.
+
+        Args:
+            rank: whom this process waits for; ask again and again.
+        """
+        now, found = time.monotonic(), self._read(rank)
+        beats, since = self._heard.get(rank, (None, now))
+        if beats != found.get("beats"):
+            since = now
+        self._heard[rank] = (found.get("beats"), since)
+        return _gone(rank, found) if now - since >= SILENT_SECONDS else None
 
     def _failure(self, rank: int) -> str | None:
         with self._lock:
@@ -124,5 +141,10 @@ class Heartbeat:
         while not self._over.wait(BEAT_SECONDS):
             try:
                 self._beat()
-            except RuntimeError:  # the process that holds the store has ended; so will this one
+            except RuntimeError:  # the process that holds the store has ended: nobody is left to read it
                 return
+
+
+def _gone(rank: int, last: Mapping[str, Any]) -> str:
+    place = last.get("place", "before it was ready")
+    return f"rank {rank} is gone {place}: it was killed, or stopped, or its machine was"

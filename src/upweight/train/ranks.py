@@ -1,6 +1,7 @@
 """The processes of a run, and what they say to each other. One process alone is the same code with nothing to say."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -74,8 +75,7 @@ class Ranks:
         """What `make` returns on rank 0, on each; the others do not call it."""
         if self.world == 1:
             return make()
-        made: list[_T] = [found for found in self.gather(make() if self.first else None) if found is not None]
-        return made[0]
+        return cast(_T, self.gather(make() if self.first else None)[0])
 
     def agree(self, flag: bool) -> bool:
         """Whether it holds on all ranks."""
@@ -97,7 +97,7 @@ class Ranks:
         For what fills a cache: the others find it full.
 
         Raises:
-            RankError: the first process failed.
+            RankError: the first process failed, or is gone.
         """
         if self.world == 1:
             yield
@@ -106,7 +106,7 @@ class Ranks:
         store = dist.distributed_c10d._get_default_store()
         key = f"in turn {self._met()} on {os.environ.get('GROUP_RANK', '0')}"
         while self.local > 0 and not store.check([key]):
-            if said := self._known_failure():
+            if said := self._lost(self.rank - self.local):
                 raise RankError(said)
             time.sleep(LOOK_SECONDS)
         yield
@@ -125,12 +125,15 @@ class Ranks:
     def _met(self) -> int:
         return 0 if self.heartbeat is None else self.heartbeat.meetings
 
-    def _known_failure(self) -> str | None:
-        return None if self.heartbeat is None else self.heartbeat.first_failure()
+    def _lost(self, rank: int) -> str | None:
+        return None if self.heartbeat is None else self.heartbeat.first_failure() or self.heartbeat.silent(rank)
 
 
 ALONE = Ranks()
 """A run in one process."""
+
+_RUNS = itertools.count(1)
+"""Runs that this process has joined, one after the other; the same on every rank."""
 
 
 @contextlib.contextmanager
@@ -160,8 +163,10 @@ def joined_ranks(*, timeout: float = 600.0) -> Iterator[Ranks]:
     if gpu:
         torch.cuda.set_device(local)
     store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=patience)))
-    # Processes that torchrun starts again find what their predecessors wrote: addresses, and why they ended.
-    store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    # Processes that torchrun starts again, and runs of one process, find what was written before them: addresses, and
+    # why others ended.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"start {start}, run {next(_RUNS)}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if gpu else "gloo",
         store=PrefixStore("group", store),
