@@ -18,7 +18,7 @@ from torch import Tensor
 
 from upweight.policy.policy import Policy
 from upweight.train.optimizer import MasterAdamW
-from upweight.train.ranks import Ranks
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Update, Verdict
 
 MAX_IN_A_ROW = 3
@@ -140,13 +140,17 @@ def broken_inputs(batch: Batch, update: Update) -> list[str]:
     """What of an update's own tokens is not finite before anything was computed with it.
 
     A sampler's log-prob of NaN stands for "not scored" and is no fault; an infinite one is: a token that was sampled
-    had a probability.
+    had a probability. Each rank looks at its own passes, and so all of them together at what enters the update: an
+    answer that goes through no pass, as its advantage is 0, moves nothing whatever it holds.
 
     Args:
         batch: with log-probs and advantages.
-        update: only tokens with a weight count.
+        update: only tokens of its passes with a weight count.
     """
-    ours = update.weights != 0
+    ours = torch.zeros_like(update.weights, dtype=torch.bool)
+    for micro in update.micro_batches:
+        ours[micro.tokens] = True
+    ours &= update.weights != 0
     fields = {
         "the sampler's log-probabilities are": batch.sampler_logprobs.nan_to_num(
             nan=0.0, posinf=math.inf, neginf=-math.inf
@@ -185,31 +189,37 @@ def find_fault(
         for parameter, gradient in optimizer.gradients()
         if gradient is not None and not _finite(gradient)
     ]
-    found = ranks.gather((broken_inputs(batch, update), math.isfinite(loss), mine))
-    causes = list(dict.fromkeys(cause for inputs, _, _ in found for cause in inputs))
+    passed = [b for micro in update.micro_batches for b in micro.answers]
+    found = ranks.gather((broken_inputs(batch, update), math.isfinite(loss), mine, passed))
+    causes = list(dict.fromkeys(cause for inputs, *_ in found for cause in inputs))
     module = None
     if not causes:
-        answers = torch.unique(batch.seq_id[update.weights != 0]).tolist()
+        answers = sorted({b for *_, passed in found for b in passed})
         prompts, completions = batch.prompts, batch.completions
-        module = first_nonfinite_module(policy, [(*prompts[b], *completions[b].token_ids) for b in answers])
-    if not all(good for _, good, _ in found):
+        sequences = [(*prompts[b], *completions[b].token_ids) for b in answers]
+        module = first_nonfinite_module(policy, sequences, ranks)
+    if not all(good for _, good, *_ in found):
         causes.append("the loss is")
     elif not causes and not math.isfinite(grad_norm):
         causes.append("the gradient is")
     return Fault(
         causes=tuple(causes or ["the log-probabilities are"]),
-        parameters=tuple(dict.fromkeys(name for _, _, names in found for name in names)),
+        parameters=tuple(dict.fromkeys(name for _, _, names, _ in found for name in names)),
         module=module,
         weights=update.weights,
     )
 
 
-def first_nonfinite_module(policy: Policy, sequences: Iterable[Sequence[int]]) -> str | None:
+def first_nonfinite_module(
+    policy: Policy, sequences: Iterable[Sequence[int]], ranks: Ranks = ALONE
+) -> str | None:
     """Name of the first module, in the order of the forward pass, whose output is not finite; None where all are.
 
     Args:
         policy: the model; it goes through its own forward, one sequence at a time.
-        sequences: token ids.
+        sequences: token ids, the same on every rank.
+        ranks: who look together: where the weights lie in parts, a forward pass takes all of them. The first rank that
+            finds one names it.
     """
     found: list[str] = []
 
@@ -227,12 +237,12 @@ def first_nonfinite_module(policy: Policy, sequences: Iterable[Sequence[int]]) -
         with torch.no_grad():
             for ids in sequences:
                 policy.model(input_ids=torch.tensor([list(ids)], device=policy.device), use_cache=False)
-                if found:
+                if not ranks.agree(not found):
                     break
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else None
+    return next((names[0] for names in ranks.gather(found) if names), None)
 
 
 def first_nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:

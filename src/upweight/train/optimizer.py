@@ -1,7 +1,7 @@
 """AdamW with float32 master weights, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ class MasterAdamW:
         """Norm of the whole gradient; NaN or inf where any of it is. A collective where parameters are sharded."""
         self.collect()
         grads = [master.grad for master in self._masters if master.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        norm = _norm(grads)
         if self._sharded:
             norm = math.sqrt(float(self._ranks.sum(torch.tensor([norm], dtype=torch.float64) ** 2)))
         return norm
@@ -148,6 +148,15 @@ class MasterAdamW:
             if master.dtype != param.dtype:
                 with torch.no_grad():
                     master.copy_(state[f"master/{name}"] if f"master/{name}" in state else own_part(param))
+
+
+def _norm(grads: Sequence[Tensor]) -> float:
+    norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+    if norm != 0.0:
+        return norm
+    # In float32 the square of anything under 1e-23 is 0, and a gradient of 0 means that there is nothing to train.
+    largest = max((float(grad.abs().max()) for grad in grads if grad.numel()), default=0.0)
+    return largest and largest * math.hypot(*(float((grad.double() / largest).norm()) for grad in grads))
 
 
 def own_part(tensor: Any) -> Any:
