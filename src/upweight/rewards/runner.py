@@ -41,6 +41,24 @@ class _Answer:
     """The sampled ids, where the caller has them."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """How often a reward function failed on some answers."""
+
+    failed: int
+    """Answers that it raised or timed out on."""
+
+    asked: int
+    """Answers that it was asked about."""
+
+    why: str
+    """Of the first that failed; empty where none did."""
+
+
+Failures = Mapping[str, Failed]
+"""By the function's name."""
+
+
 class RewardRunner:
     """Judges answers with one or several reward functions.
 
@@ -175,8 +193,40 @@ class RewardRunner:
                 that it may.
             UsageError: a function needs `completion_ids` and there are none; lists of different lengths.
         """
-        parts = self.score_each(prompts, completions, completion_ids=completion_ids)
-        return [_combine(self.names, self.weights, scores) for scores in zip(*parts.values(), strict=True)]
+        scores, failures = self.judge(prompts, completions, completion_ids=completion_ids)
+        self.check_failures([failures])
+        return scores
+
+    def judge(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        *,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[list[Score], Failures]:
+        """`score` of a part of a batch, however many failed: `check_failures` takes all of its parts together."""
+        parts = self._parts(prompts, completions, completion_ids)
+        scores = [_combine(self.names, self.weights, scores) for scores in zip(*parts.values(), strict=True)]
+        return scores, _failures(parts)
+
+    def check_failures(self, parts: Sequence[Failures]) -> None:
+        """Refuse a batch of which a function failed on more than the share of answers that it may.
+
+        Args:
+            parts: of the batch, as `judge` gives them.
+
+        Raises:
+            RewardError: naming the function, the counts over all parts and the first cause.
+        """
+        for name in self.names:
+            found = [part[name] for part in parts if name in part]
+            failed, asked = sum(part.failed for part in found), sum(part.asked for part in found)
+            if failed > self._max_errors * asked:
+                first = next(part.why for part in found if part.failed)
+                raise RewardError(
+                    f"The reward function '{name}' failed on {failed} of {asked} answers, more than "
+                    f"--max_reward_errors {self._max_errors:g} allows. The first: {first}"
+                )
 
     def score_each(
         self,
@@ -190,6 +240,16 @@ class RewardRunner:
         Returns:
             For every function's name its scores.
         """
+        parts = self._parts(prompts, completions, completion_ids)
+        self.check_failures([_failures(parts)])
+        return parts
+
+    def _parts(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]] | None,
+    ) -> dict[str, list[Score]]:
         ids: Sequence[Sequence[int] | None] = [None] * len(prompts) if completion_ids is None else completion_ids
         if len(completions) != len(prompts) or len(ids) != len(prompts):
             raise UsageError(
@@ -211,22 +271,12 @@ class RewardRunner:
         for name, scores in parts.items():
             self.judged[name] += len(scores)
             self.failed[name] += sum(score.status in FAILURES for score in scores)
-        for name, scores in parts.items():
-            self._check_errors(name, scores)
         return parts
 
     def close(self) -> None:
         """End the processes of isolated functions; the next call would start them anew."""
         for function in self._isolated.values():
             function.close()
-
-    def _check_errors(self, name: str, scores: Sequence[Score]) -> None:
-        failed = [score for score in scores if score.status in FAILURES]
-        if len(failed) > self._max_errors * len(scores):
-            raise RewardError(
-                f"The reward function '{name}' failed on {len(failed)} of {len(scores)} answers, more than "
-                f"--max_reward_errors {self._max_errors:g} allows. The first: {failed[0].why}"
-            )
 
     def _judge(self, name: str, function: RewardFunction, answers: Sequence[_Answer]) -> list[Score]:
         """One function's scores; where it raises, only the answers it raises on are lost."""
@@ -348,6 +398,14 @@ def make_runner(
 
 def _name(function: RewardFunction) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _failures(parts: Mapping[str, Sequence[Score]]) -> Failures:
+    found = {}
+    for name, scores in parts.items():
+        failed = [score for score in scores if score.status in FAILURES]
+        found[name] = Failed(failed=len(failed), asked=len(scores), why=failed[0].why if failed else "")
+    return found
 
 
 def _combine(names: Sequence[str], weights: Sequence[float], scores: Sequence[Score]) -> Score:

@@ -7,7 +7,7 @@ import torch
 
 from upweight.objective.advantage import informative_groups
 from upweight.objective.errors import UsageError
-from upweight.rewards.runner import RewardRunner
+from upweight.rewards.runner import Failures, RewardRunner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.tasks.prompt import Draw, Prompt
 from upweight.tasks.task import PromptStream
@@ -46,7 +46,8 @@ class SamplingSource:
     update comes in between, so they are on-policy then too.
 
     With several ranks each samples and judges its share of a round, and all see all of it: the same groups, the same
-    decision. Where sampling or judging fails on one rank, it fails on all.
+    decision. Where sampling or judging fails on one rank, it fails on all; how many answers reward functions failed on is
+    counted over all ranks.
     """
 
     def __init__(
@@ -133,36 +134,41 @@ class SamplingSource:
         for draw, ids in zip(draws, prompt_ids, strict=True):
             check_fits(draw.prompt, len(ids), self._sampling.max_new_tokens, self._context_length)
         if self._ranks.world == 1:
-            return self._answer(draws, prompt_ids)
+            made, failures = self._answer(draws, prompt_ids)
+            self._runner.check_failures([failures])
+            return made
         mine = share_of(
             [len(ids) + self._group_size * self._sampling.max_new_tokens for ids in prompt_ids], self._ranks
         )
         groups: dict[int, Group] = {}
+        failures: Failures = {}
         failure: Exception | None = None
         try:
-            made = self._answer([draws[place] for place in mine], [prompt_ids[place] for place in mine])
+            made, failures = self._answer([draws[place] for place in mine], [prompt_ids[place] for place in mine])
             groups = dict(zip(mine, made, strict=True))
         except Exception as error:  # noqa: BLE001 - raised below, once all ranks know of it
             failure = error
-        told = self._ranks.gather((groups, None if failure is None else (type(failure).__name__, str(failure))))
+        problem = None if failure is None else (type(failure).__name__, str(failure))
+        told = self._ranks.gather((groups, failures, problem))
         if failure is not None:
             raise failure
-        for rank, (_, problem) in enumerate(told):
+        for rank, (_, _, problem) in enumerate(told):
             if problem is not None:
                 raise RuntimeError(f"Rank {rank} failed while sampling or judging: {problem[0]}: {problem[1]}")
-        everything = {place: group for groups, _ in told for place, group in groups.items()}
+        self._runner.check_failures([failures for _, failures, _ in told])
+        everything = {place: group for groups, *_ in told for place, group in groups.items()}
         return [everything[place] for place in range(len(draws))]
 
-    def _answer(self, draws: Sequence[Draw], prompt_ids: Sequence[list[int]]) -> list[Group]:
+    def _answer(self, draws: Sequence[Draw], prompt_ids: Sequence[list[int]]) -> tuple[list[Group], Failures]:
         if not draws:
-            return []
+            return [], {}
         keys = [(draw.prompt.row, draw.number) for draw in draws]
         answers = self._engine.generate(prompt_ids, self._group_size, self._sampling, keys=keys)
         if self._ranks.world == 1 and self._interrupted():  # judging may take long
             raise SamplingDropped
         texts = [[self._decode(answer.token_ids) for answer in group] for group in answers]
         prompts = [draw.prompt for draw in draws for _ in range(self._group_size)]
-        scores = self._runner.score(
+        scores, failures = self._runner.judge(
             prompts,
             [text for group in texts for text in group],
             completion_ids=[answer.token_ids for group in answers for answer in group],
@@ -180,7 +186,7 @@ class SamplingSource:
         if self._version is not None:
             for group in groups:
                 check_age(group, self._version())
-        return groups
+        return groups, failures
 
     def _age(self, group: Group) -> int:
         return 0 if self._version is None else age(group, self._version())
