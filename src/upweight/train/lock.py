@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import time
 from pathlib import Path
 
 try:
@@ -12,6 +13,9 @@ except ImportError:  # Windows: the number of the process alone has to do there
 
 _TRIES = 8
 """How often a lock that its owner takes away meanwhile is opened anew."""
+
+_LOOK_SECONDS = 0.02
+"""Until a lock that is held is tried again: whoever looks whose it is holds it for a moment too."""
 
 
 class Taken(Exception):
@@ -57,7 +61,7 @@ def owner_of(path: Path) -> str | None:
     except OSError:  # none, a folder, or a file of somebody else's
         return None
     try:
-        _lock(descriptor, path)
+        _lock(descriptor, path, looking=True)
     except Taken as taken:
         return str(taken)
     finally:
@@ -79,17 +83,21 @@ def _take(path: Path) -> int:
     raise Taken("that came and went")
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    """Lock an open file; by the number in it where there are no locks."""
-    if fcntl is not None:
+def _lock(descriptor: int, path: Path, *, looking: bool = False) -> None:
+    """Lock an open file; by the number in it where there are no locks. Two may look at once."""
+    kind = 0 if fcntl is None else fcntl.LOCK_SH if looking else fcntl.LOCK_EX
+    for left in range(0 if fcntl is None else _TRIES, 0, -1):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            raise Taken(_number_in(path) or "that has not said its number") from None
+            if looking or left == 1:
+                raise Taken(_number_in(path) or "that has not said its number") from None
+            time.sleep(_LOOK_SECONDS)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
                 raise
+            break
     number = _number_in(path)
     if number is not None and number != str(os.getpid()) and _alive(int(number)):
         raise Taken(number)
