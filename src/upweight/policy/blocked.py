@@ -126,11 +126,12 @@ def _rows(weight: Tensor, blocks: int) -> Tensor:
 
 
 def _sum(parts: Tensor) -> Tensor:
-    """[B, M, E] -> [M, E]; the first part is overwritten. For few parts faster than a reduction."""
-    total = parts[0]
+    """[B, M, E] -> [M, E], added in float32 at least; the first part may be overwritten. For few parts faster than a
+    reduction."""
+    total = parts[0].to(torch.promote_types(parts.dtype, torch.float32))
     for part in parts[1:]:
         total += part
-    return total
+    return total.to(parts.dtype)
 
 
 def _linear(layer: Any) -> tuple[Any, ...]:
