@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -46,7 +47,8 @@ class PlanCall(Call):
     """How many, one process each; 0 = one process on the CPU."""
 
     gpu_memory: float | None = None
-    """Memory of each GPU in GB; with --gpus 0 of the machine, which is asked for it where this is not given."""
+    """Memory of each GPU in GB; with --gpus 0 of the machine, or what its container may use, which is asked for where
+    this is not given."""
 
     shard: Literal["none", "full"] = "none"
     """As upweight train takes it."""
@@ -174,7 +176,35 @@ def _memory(call: PlanCall, *, on_cpu: bool) -> int | None:
         return round(call.gpu_memory * GB)
     if not on_cpu or not hasattr(os, "sysconf"):
         return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *limits_of_groups(Path("/"))])
+
+
+def limits_of_groups(root: Path) -> list[int]:
+    """Bytes that the control groups of this process allow it: a container, a batch job, a service.
+
+    Args:
+        root: of the file system that says so, version 1 or 2; elsewhere than on Linux there are none.
+    """
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, kinds, group = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        mount, name = ("memory", "memory.limit_in_bytes") if kinds else ("", "memory.max")
+        top = root / "sys/fs/cgroup" / mount
+        place = top / group.strip("/")
+        # Seen from within a container, the group's own folder may be the top one.
+        folders = [place, *(folder for folder in place.parents if folder.is_relative_to(top))]
+        found += [int(text) for folder in folders if (text := _text(folder / name).strip()).isdigit()]
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
 
 
 def _cores() -> int:

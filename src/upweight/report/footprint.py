@@ -294,7 +294,6 @@ def _start(s: Setup, held: int) -> Iterator[Part]:
 
 def _sampling(s: Setup) -> Iterator[Part]:
     shape, b = s.shape, s.number
-    yield dataclasses.replace(_gradients(s), why=_gradients(s).why + ", held until the next update begins")
     if s.device == "cpu" and shape.family in COMPACT:
         head = 4 if s.float32_head else b
         why = "the layers and the head once more, laid out for products of few rows"

@@ -107,9 +107,9 @@ NOT_MAPPED: Mapping[str, NotMapped] = {
     ),
     "resume_from_checkpoint": NotMapped(defaults=_OFF, here="it is an argument of train(), or --resume"),
     "data_seed": NotMapped(defaults=_NONE, here="one seed is that of everything random"),
-    "fsdp": NotMapped(defaults=(None, "", [], False), here="a run is one process"),
-    "deepspeed": NotMapped(defaults=_NONE, here="a run is one process"),
-    "parallelism_config": NotMapped(defaults=_NONE, here="a run is one process"),
+    "fsdp": NotMapped(defaults=(None, "", [], False), here="--shard full divides a model over processes"),
+    "deepspeed": NotMapped(defaults=_NONE, here="--shard full divides a model over processes"),
+    "parallelism_config": NotMapped(defaults=_NONE, here="processes divide answers, never a sequence or a product"),
 }
 
 NO_MEANING: Mapping[str, str] = {
@@ -123,7 +123,7 @@ NO_MEANING: Mapping[str, str] = {
         dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
         dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order label_names
         train_sampling_strategy length_column_name ignore_data_skip""",
-    "Several processes; a run is one": """
+    "How several processes work together; here torchrun starts them, and no flag counts per process": """
         average_tokens_across_devices accelerator_config fsdp_config ddp_find_unused_parameters ddp_bucket_cap_mb
         ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank save_on_each_node log_on_each_node
         log_level_replica ds3_gather_for_generation""",
