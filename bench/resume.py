@@ -11,6 +11,7 @@ what a checkpoint and the guards take beside a step.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -69,13 +70,12 @@ def straight(options: argparse.Namespace, folder: Path) -> None:
 def killed(options: argparse.Namespace, folder: Path) -> None:
     """N steps, a kill -9 once the checkpoint is there, and the rest in new processes."""
     command = launch(options.ranks, [*flags_of(options, str(folder.parent)), "--output_dir", str(folder)])
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folder / f"checkpoint-{options.steps}").exists():
         if process.poll() is not None:
             raise SystemExit("the run ended before its first checkpoint")
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    kill_all(process)
     late = folder / f"checkpoint-{2 * options.steps}"
     if late.exists():  # the last steps were faster than the look at the folder
         shutil.rmtree(late)
@@ -84,6 +84,37 @@ def killed(options: argparse.Namespace, folder: Path) -> None:
         check=True,
         stdout=subprocess.DEVNULL,
     )
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all below it, and wait until they are gone: torchrun's workers have sessions of their own."""
+    doomed = below(process.pid)
+    os.kill(process.pid, signal.SIGKILL)  # first the one that would start others again
+    for pid in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    while any(is_running(pid) for pid in doomed):
+        time.sleep(0.01)
+
+
+def below(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name is in brackets and may hold any; the state and the parent follow.
+            if int(place.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(place.parent.name))
+    return found + [grandchild for child in found for grandchild in below(child)]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there; one that waits to be reaped is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def hashes(folder: Path, step: int) -> dict[str, str]:
