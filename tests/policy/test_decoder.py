@@ -110,6 +110,28 @@ def test_scores_and_gradients_of_answers_that_share_a_prompt_are_those_of_each_a
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("together", [0, 96], ids=["in-parts", "in-one-softmax"])
+def test_equal_answers_are_encoded_once_and_each_has_its_scores_and_its_gradient(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upweight.policy.pack.TOGETHER", together)
+    prompts = [[1, 2, 3], [1, 2, 3], [4, 5], [1, 2, 3], [4, 5]]
+    answers = [[7, 8, 9], [7, 8], [7, 8, 9], [7, 8, 9], [7, 8, 9]]
+    layout = pack(prompts, answers)
+    assert len(layout.ids) == 3 + 2 + (2 + 1) + 2
+    assert layout.answers == (4, 2)
+    policy = policy_of(model_of("llama"))
+    up = torch.linspace(-1, 1, sum(map(len, answers)))
+    scores = policy.score(prompts, answers).logprobs
+    (scores * up).sum().backward()
+    ours = gradient_of(policy.model)
+    alone = torch.cat([policy.score([p], [a]).logprobs for p, a in zip(prompts, answers, strict=True)])
+    (alone * up).sum().backward()
+    theirs = gradient_of(policy.model)
+    assert_close(scores, alone, atol=1e-5, rtol=1e-5)
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+
+
 def test_short_rows_take_one_softmax_long_ones_and_half_precision_are_attended_to_in_parts() -> None:
     short, long = pack(PROMPTS, ANSWERS), pack([[1] * 20], [[2] * 80])
     assert isinstance(attend_for(short, torch.float32), RowAttend)

@@ -1,4 +1,4 @@
-"""Prompts and answers laid out for one pass: each prompt once, its answers behind it, no padding between.
+"""Prompts and answers laid out for one pass: each prompt once, its different answers behind it, no padding between.
 
 Shapes: P different prompts of at most Lp tokens; A = P W places for answers of at most Lc fed tokens, W to a prompt; N
 packed tokens, those of the prompts first; M scored tokens.
@@ -48,27 +48,34 @@ class Pack:
 
 
 def pack(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Pack:
-    """Lay out B sequences; equal prompts become one.
+    """Lay out B sequences; equal prompts become one, and so do equal answers to one prompt.
+
+    A policy that has become sure of itself gives most of a group the same answer.
 
     Args:
         prompts: B prompts of at least one token.
         completions: B answers; an empty one is not scored.
     """
     number: dict[tuple[int, ...], int] = {}
-    of = np.array([number.setdefault(tuple(prompt), len(number)) for prompt in prompts])
-    unique = list(number)
+    asked = [number.setdefault(tuple(prompt), len(number)) for prompt in prompts]
+    different: dict[tuple[int, tuple[int, ...]], int] = {}
+    place = np.array(
+        [different.setdefault((p, tuple(c)), len(different)) for p, c in zip(asked, completions, strict=True)]
+    )
+    unique, answers = list(number), [answer for _, answer in different]
+    of = np.array([p for p, _ in different])
     lengths = np.array([len(prompt) for prompt in unique])
     scored = np.array([len(completion) for completion in completions])
-    fed = np.maximum(scored - 1, 0)
+    fed = np.array([max(len(answer) - 1, 0) for answer in answers])
     seats = _seats(of)
     width, lp, lc = int(seats.max()) + 1, int(lengths.max()), max(1, int(fed.max()))
     total, starts = int(lengths.sum()), lengths.sum() + fed.cumsum() - fed
     # The first token of an answer is predicted by the prompt's last, the others by the answer's own.
-    predicts = _runs(starts - 1, scored)
+    predicts = _runs(starts[place] - 1, scored)
     first = (scored.cumsum() - scored)[scored > 0]
-    predicts[first] = (lengths.cumsum() - 1)[of[scored > 0]]
+    predicts[first] = (lengths.cumsum() - 1)[of[place][scored > 0]]
     ids = [token for prompt in unique for token in prompt]
-    ids += [token for completion in completions for token in completion[:-1]]
+    ids += [token for answer in answers for token in answer[:-1]]
     return Pack(
         ids=torch.tensor(ids, dtype=torch.long),
         positions=torch.from_numpy(np.concatenate([_runs(0 * lengths, lengths), _runs(lengths[of], fed)])),
