@@ -53,11 +53,24 @@ def test_every_step_of_the_runs_can_be_rewarded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_the_tiny_model_both_runs_are_one() -> None:
-    words = ["--steps", "1", "--prompts", "2", "--answers", "4", "--json"]
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_on_the_tiny_model_both_runs_are_one(ranks: str) -> None:
+    """Two processes are both killed, and two others go on."""
+    words = ["--ranks", ranks, "--steps", "1", "--prompts", "2", "--answers", "4", "--json"]
     done = subprocess.run(
         [sys.executable, str(HERE.parent / "resume.py"), *words], capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout)
     assert found["equal"]
     assert found["straight"] == found["killed"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+def test_a_kill_reaches_what_has_a_session_of_its_own() -> None:
+    """As torchrun's workers have: a kill of its process group alone lets them train on."""
+    call = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], start_new_session=True)"
+    with subprocess.Popen([sys.executable, "-c", call], stdin=subprocess.PIPE) as parent:
+        while not (children := resume.below(parent.pid)):
+            assert parent.poll() is None
+        resume.kill_all(parent)
+    assert not any(resume.is_running(pid) for pid in children)

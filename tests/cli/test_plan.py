@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from upweight.cli.main import main
-from upweight.cli.plan import read
+from upweight.cli.plan import limits_of_groups, read
 from upweight.report.footprint import GB, Setup, footprint
 from upweight.report.shapes import SHAPES
 
@@ -104,6 +104,35 @@ def test_on_a_cpu_the_memory_is_the_machines_unless_it_is_given() -> None:
     assert memory > GB // 4
     assert read(["--gpus", "0", "--gpu_memory", "2"])[1].memory == 2 * GB
     assert read([])[1].memory is None
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "limits"),
+    [
+        ("0::/job/step\n", {"job/memory.max": "3000\n", "job/step/memory.max": "max\n"}, [3000]),
+        ("0::/job/step\n", {"job/memory.max": "3000\n", "job/step/memory.max": "2000\n"}, [2000, 3000]),
+        ("0::/\n", {"memory.max": "5000\n"}, [5000]),
+        ("0::/out/of/sight\n", {"memory.max": "5000\n"}, [5000]),
+        ("5:cpu,memory:/job\n1:name=systemd:/job\n", {"memory/job/memory.limit_in_bytes": "7000\n"}, [7000]),
+        ("0::/\n", {}, []),
+    ],
+)
+def test_a_container_may_use_what_its_groups_allow(
+    tmp_path: Path, told: str, files: dict[str, str], limits: list[int]
+) -> None:
+    """Of the group itself and of all above it, in either version; none where nothing is said."""
+    assert limits_of_groups(tmp_path) == []
+    for name, text in {"proc/self/cgroup": told, **{f"sys/fs/cgroup/{name}": t for name, t in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert limits_of_groups(tmp_path) == limits
+
+
+def test_a_container_with_less_than_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    import upweight.cli.plan as room
+
+    monkeypatch.setattr(room, "limits_of_groups", lambda root: [3 * GB, GB // 2])
+    assert read(["--gpus", "0"])[1].memory == GB // 2
 
 
 def test_what_does_not_fit_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

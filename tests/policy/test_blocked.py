@@ -8,7 +8,7 @@ from tests.policy.test_decoder import ANSWERS, FAMILIES, PROMPTS, model_of
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from upweight.policy.blocked import BlockedDecoder, decoder_for_steps
+from upweight.policy.blocked import BlockedDecoder, _sum, decoder_for_steps
 from upweight.policy.decoder import Decoder
 from upweight.policy.pack import TreeAttend, pack
 from upweight.policy.variants import head_in_float32
@@ -83,3 +83,12 @@ def test_a_head_in_float32_gives_float32_logits_in_bfloat16() -> None:
     assert (rounded.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
     assert not torch.equal(whole, whole.bfloat16().float())
     assert_close(rounded.float(), whole, atol=0.1, rtol=0.02)
+
+
+def test_parts_of_half_precision_are_added_in_float32() -> None:
+    """At 1.0 bfloat16's spacing is 2^-7: four parts of 2^-9 are one of it, and added one by one they are nothing."""
+    parts = torch.tensor([1.0, *[2**-9] * 4], dtype=torch.bfloat16)[:, None, None]
+    total = _sum(parts.clone())
+    assert total.dtype == torch.bfloat16
+    assert total.item() == 1 + 2**-7
+    assert _sum(parts.double()).dtype == torch.float64

@@ -97,6 +97,12 @@ def test_the_logits_of_a_7b_model_by_hand() -> None:
     assert found == 3 * 2 * 2560 * 152_064 + 3 * (16 << 20) + 2 * 152_064 * 3584
 
 
+def test_sampling_has_the_memory_of_the_gradients() -> None:
+    """A step drops them before it samples."""
+    assert "gradients" not in sizes(footprint(SEVEN), "sampling")
+    assert sizes(footprint(SEVEN), "the update")["gradients"] == 4 * 7_615_616_512
+
+
 def test_the_peak_is_that_of_the_fullest_phase_with_the_slack_of_the_allocator() -> None:
     found = footprint(SEVEN)
     assert found.peak == max(found.total(phase) for phase in found.phases)
@@ -147,6 +153,11 @@ def kept_by_autograd(policy: Policy, prompts: list[list[int]], completions: list
     return sum(storage.nbytes() for storage in kept.values())
 
 
+def unlike(count: int, tokens: int) -> list[list[int]]:
+    """Answers, no two of the same four alike: equal ones would be encoded once."""
+    return [[1 + place % 4] * tokens for place in range(count)]
+
+
 def of_a_layer(shape: Shape, dtype: torch.dtype, prompts: list[list[int]], completions: list[list[int]]) -> int:
     """Bytes that one layer adds to what a pass keeps."""
     one, three = (
@@ -160,7 +171,7 @@ def of_a_layer(shape: Shape, dtype: torch.dtype, prompts: list[list[int]], compl
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_layer_of_the_compact_decoder_keeps_what_autograd_keeps(family: str, dtype: str) -> None:
     shape = dataclasses.replace(SMALL, family=family)
-    prompts, completions = [[row] * 24 for row in range(3) for _ in range(4)], [[1] * 41] * 12
+    prompts, completions = [[row] * 24 for row in range(3) for _ in range(4)], unlike(12, 41)
     setup = Setup(shape=shape, device="cpu", dtype=dtype, group_size=4, prompt_tokens=24, new_tokens=41)
     tokens = 3 * 24 + 12 * 40  # the last token of an answer is a label only
     found = of_a_layer(shape, getattr(torch, dtype), prompts, completions)
@@ -168,7 +179,7 @@ def test_a_layer_of_the_compact_decoder_keeps_what_autograd_keeps(family: str, d
 
 
 def test_over_short_rows_a_layer_keeps_the_softmax_too() -> None:
-    prompts, completions = [[row] * 8 for row in range(12) for _ in range(4)], [[1] * 17] * 48
+    prompts, completions = [[row] * 8 for row in range(12) for _ in range(4)], unlike(48, 17)
     setup = Setup(shape=SMALL, device="cpu", group_size=4, prompt_tokens=8, new_tokens=17)
     tokens = 12 * 8 + 48 * 16
     found = of_a_layer(SMALL, torch.float32, prompts, completions)

@@ -1,6 +1,10 @@
-"""A run whose rank 1 goes wrong while it judges: HOW STEP FOLDER [--once]. Started by torchrun."""
+"""A run whose rank 1 goes wrong while it judges: HOW STEP FOLDER [--once | --twice]. Started by torchrun.
+
+HOW is kill, sleep, raise, or noise: then nobody goes wrong, and every rank rewards by a noise of its own.
+"""
 
 import os
+import random
 import signal
 import sys
 import time
@@ -21,7 +25,7 @@ def letters(completions: list[str], **_: Any) -> Any:
     """The share of lower-case letters; in step STEP of a run, rank 1 goes wrong."""
     global judged
     judged += (Path(FOLDER) / "checkpoint-1").exists()
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" or not MORE
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" or "--once" not in MORE
     if RANK == "1" and judged == int(STEP) - 1 and first:
         if HOW == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -29,24 +33,27 @@ def letters(completions: list[str], **_: Any) -> Any:
             time.sleep(3600)
         if HOW == "raise":
             return "no list"
+    if HOW == "noise":
+        return [random.random() for _ in completions]
     return [sum(c.islower() for c in text) / max(1, len(text)) for text in completions]
 
 
 if __name__ == "__main__":
     (Path(FOLDER).parent / f"pid-{RANK}").write_text(str(os.getpid()))
-    Trainer(
-        model="tiny",
-        reward_funcs=letters,
-        args=TrainArgs(
-            output_dir=FOLDER,
-            max_steps=5,
-            save_every=1,
-            prompts_per_step=2,
-            group_size=4,
-            max_new_tokens=8,
-            sft_steps=0,
-            objective=Objective(kl_coef=0.0),
-        ),
-        train_dataset=[{"prompt": f"say {n}"} for n in range(16)],
-        launch=Launch(resume="auto", rank_timeout=10.0),
-    ).train()
+    for folder in [FOLDER, f"{FOLDER}-again"] if "--twice" in MORE else [FOLDER]:
+        Trainer(
+            model="tiny",
+            reward_funcs=letters,
+            args=TrainArgs(
+                output_dir=folder,
+                max_steps=5,
+                save_every=1,
+                prompts_per_step=2,
+                group_size=4,
+                max_new_tokens=8,
+                sft_steps=0,
+                objective=Objective(kl_coef=0.0),
+            ),
+            train_dataset=[{"prompt": f"say {n}"} for n in range(16)],
+            launch=Launch(resume="auto", rank_timeout=10.0),
+        ).train()

@@ -23,6 +23,7 @@ import upweight.train.step as room
 from upweight.objective.spec import Objective
 from upweight.policy.decoder import Decoder
 from upweight.policy.policy import Policy
+from upweight.policy.variants import head_in_float32, layers_recomputed
 from upweight.rewards.runner import make_runner
 from upweight.rollout.completion import Sampling
 from upweight.rollout.engine import LocalEngine
@@ -295,20 +296,51 @@ def everything(ranks: Ranks, folder: Path) -> None:
         job(ranks, folder)
 
 
+def variants(ranks: Ranks, folder: Path) -> None:
+    """Two updates of a whole model and of one in parts, in every way that a model may be run."""
+    groups = judged_groups(make_policy())
+    for name, dtype, head, recompute in (
+        ("plain", torch.float32, False, False),
+        ("bfloat16", torch.bfloat16, False, False),
+        ("float32-head", torch.bfloat16, True, False),
+        ("recomputed", torch.float32, False, True),
+        ("recomputed-bfloat16", torch.bfloat16, False, True),
+    ):
+        for way, shard in (("one", False), ("full", True)):
+            policy = make_policy(dtype=dtype)
+            if head:
+                head_in_float32(policy.model)
+            if recompute:
+                layers_recomputed(policy.model)
+            here = ranks if shard else ALONE
+            fields = {"objective": OBJECTIVE, "minibatches": 2, "micro_batch_tokens": 20, "dtype": str(dtype)[6:]}
+            with own_forward():
+                learner = learner_of(policy, here, Fixed(groups), shard=shard, **fields)
+                assert step_of(learner)["updates"] == 2
+            kept = learner.optimizer.kept  # type: ignore[attr-defined]
+            kept |= {f"2/{key[7:]}": t for key, t in learner.optimizer.state_tensors().items() if key[:7] == "master/"}
+            kept |= {f"weights/{key}": p.detach().clone() for key, p in policy.model.named_parameters()}
+            save_file(kept, folder / f"{name}-{way}-{ranks.rank}.safetensors")
+
+
 def faults(ranks: Ranks, folder: Path) -> None:
     """Updates that are not finite on the last rank alone, or by a weight that all have: what each rank made of them."""
     last = ranks.rank == ranks.world - 1
     told: dict[str, Any] = {}
     for way, shard in WAYS[1:]:
-        for where in ("loss", "gradient", "weight"):
+        for where in ("loss", "gradient", "weight", "forward"):
             policy = make_policy()
             if where == "weight":
                 with torch.no_grad():
                     policy.model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
             source = Fixed([make_group([1.0, 0.0, 0.5], [2, 3, 4])])
             learner = learner_of(policy, ranks, source, shard=shard, kl=False, weight_decay=0.1, micro_batch_tokens=1)
+            if where == "forward" and last:
+                part = learner.policy.model.model.layers[1].mlp.up_proj
+                part.register_forward_hook(lambda module, inputs, output: output * math.nan)
             before = [p.detach().clone() for p in policy.model.parameters()]
-            with mock.patch.object(room, "policy_loss", spoiled(where if last else "")):
+            forward = own_forward() if where == "forward" else contextlib.nullcontext()
+            with forward, mock.patch.object(room, "policy_loss", spoiled(where if last else "")):
                 report, _ = training_step(learner, 1)
             (fault,) = learner.guard.faults
             told[f"{where}-{way}"] = {
@@ -339,4 +371,4 @@ def spoiled(where: str) -> Callable[..., Any]:
     return loss
 
 
-JOBS: dict[str, Callable[[Ranks, Path], None]] = {"everything": everything, "faults": faults}
+JOBS: dict[str, Callable[[Ranks, Path], None]] = {"everything": everything, "faults": faults, "variants": variants}

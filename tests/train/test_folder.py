@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,25 @@ def test_the_lock_is_the_new_file_where_its_last_holder_took_the_old_one_away(tm
     os.close(waiting)
 
 
+def test_looking_whose_a_folder_is_keeps_nobody_from_taking_it(tmp_path: Path) -> None:
+    """Two may look at once, and who takes the lock waits for a look to be over."""
+    import fcntl
+
+    from upweight.train.lock import FolderLock, owner_of
+
+    path = tmp_path / "lock"
+    path.touch()
+    looking = os.open(path, os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    assert owner_of(path) is None
+    over = threading.Timer(0.05, os.close, (looking,))
+    over.start()
+    lock = FolderLock(path)
+    assert owner_of(path) == str(os.getpid())
+    over.join()
+    lock.release()
+
+
 def test_a_folder_with_a_run_names_three_ways_out(tmp_path: Path) -> None:
     """Go on with it, another name, move it away."""
     (tmp_path / "config.json").write_text("{}")
@@ -163,11 +183,31 @@ def test_a_run_that_never_took_a_step_leaves_no_folder(tmp_path: Path) -> None:
     saved.write_checkpoint(0, lambda path: None)
     for folder in (stopped, saved, foreign):
         folder.write_config({"seed": 1})
-        folder.release()
         folder.discard_if_unused()
+        folder.release()
     assert not (tmp_path / "stopped").exists()
     assert json.loads((tmp_path / "saved" / "config.json").read_text()) == {"seed": 1}
     assert (tmp_path / "foreign" / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_is_removed_while_it_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that has claimed it meanwhile would lose what it has in it."""
+    import upweight.train.folder as room
+
+    owners = []
+    real = room.shutil.rmtree
+
+    def remove(path: Path, **options: Any) -> None:
+        owners.append(room.owner_of(tmp_path / "run" / "lock"))
+        real(path, **options)
+
+    monkeypatch.setattr(room.shutil, "rmtree", remove)
+    folder = RunFolder(tmp_path / "run")
+    (folder.path / "reference").mkdir()
+    folder.discard_if_unused()
+    folder.release()
+    assert owners == [str(os.getpid())]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path) -> None:
@@ -237,7 +277,7 @@ def test_readers_skip_a_half_written_last_line_with_a_warning(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="half written"):
         assert read_rows(file) == [{"step": 1}, {"step": 2}]
     file.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
-    with pytest.raises(UsageError, match="line 2"):
+    with pytest.raises(UsageError, match=r"line 2 .*the run goes on without that row"):
         read_rows(file)
     assert read_rows(tmp_path / "none.jsonl") == []
 

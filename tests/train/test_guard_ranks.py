@@ -19,7 +19,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["two", "full"])
-@pytest.mark.parametrize("where", ["loss", "gradient", "weight"])
+@pytest.mark.parametrize("where", ["loss", "gradient", "weight", "forward"])
 def test_what_is_not_finite_on_one_rank_moves_no_weight_on_any(said: list[Any], where: str, way: str) -> None:
     """Trial 22, on all ranks together, whole models and parts; every rank tells the same of it."""
     first, second = (told[f"{where}-{way}"] for told in said)
@@ -27,7 +27,7 @@ def test_what_is_not_finite_on_one_rank_moves_no_weight_on_any(said: list[Any], 
     assert first["counts"] == [0, 1, 1, 0]
     assert first["untouched"]
     assert first["causes"] == (["the gradient is"] if where == "gradient" else ["the loss is"])
-    assert first["module"] == ("model.layers.1.mlp.up_proj" if where == "weight" else None)
+    assert first["module"] == ("model.layers.1.mlp.up_proj" if where in ("weight", "forward") else None)
     assert (first["parameters"] > 0) is (where != "loss")  # a constant was added to it, which has no gradient
 
 

@@ -172,6 +172,29 @@ def test_what_has_no_weight_may_be_anything(group: Callable[..., Group], complet
     assert broken_inputs(broken, weightless) == []
 
 
+def test_what_goes_through_no_pass_may_be_anything(
+    group: Callable[..., Group], completion: Callable[..., Completion], learner: Make
+) -> None:
+    """Equal rewards teach nothing, so an infinite log-prob among their answers spoils nothing: the others train."""
+    broken = [completion([97, 98], [-1.0, -math.inf]), completion([97, 98])]
+    lessons = [group([1.0, 0.0]), group([1.0, 1.0], row=1, completions=broken)]
+    report, batch = training_step(learner(lessons), 1)
+    assert not bool(batch.sampler_logprobs.isfinite().all())
+    assert (report.updates, report.skipped_updates, report.nonfinite_steps) == (1, 0, 0)
+
+
+def test_a_gradient_too_small_to_be_squared_is_no_gradient_of_0(group: Callable[..., Group], learner: Make) -> None:
+    """In float32 the square of 1e-24 is 0; the norm is not, and the update is taken."""
+    work = learner([group([1.0, 0.0])])
+    hooks = [p.register_hook(lambda gradient: gradient * 1e-24) for p in work.policy.model.parameters()]
+    report, _ = training_step(work, 1)
+    for hook in hooks:
+        hook.remove()
+    assert (report.updates, report.skipped_updates) == (1, 0)
+    plain, _ = training_step(learner([group([1.0, 0.0])]), 1)
+    assert report.grad_norm == pytest.approx(1e-24 * plain.grad_norm, rel=1e-4)
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_first_module_that_goes_wrong_is_named(
     group: Callable[..., Group], learner: Make, policy: Policy, layer: int

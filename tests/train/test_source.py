@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,11 +13,14 @@ import torch
 
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
-from upweight.rewards.runner import make_runner
+from upweight.rewards.contract import RewardError
+from upweight.rewards.runner import RewardRunner, make_runner
+from upweight.rewards.score import Status
 from upweight.rollout.completion import Sampling
 from upweight.tasks.prompt import Prompt
 from upweight.tasks.rows import RowsTask
 from upweight.train.batch import make_batch, with_advantages
+from upweight.train.ranks import Ranks
 from upweight.train.records import Group
 from upweight.train.source import SamplingSource, check_fits, is_informative
 from upweight.train.step import Learner, training_step
@@ -38,7 +43,7 @@ def source_of(engine: Any, rows: Any = ROWS, reward: Any = "exact", seed: int = 
         engine=engine,
         encode=lambda prompt: list(str(prompt.text).encode()),
         decode=lambda ids: bytes(ids).decode(),
-        runner=make_runner(reward),
+        runner=reward if isinstance(reward, RewardRunner) else make_runner(reward),
         sampling=Sampling(max_new_tokens=8),
         **{**defaults, **fields},
     )
@@ -253,3 +258,58 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_never_shortened(scripted: A
         source.next_groups(1)
     assert engine.asked == []
     check_fits(Prompt(row=0, text="x"), 56, 8, 64)
+
+
+def paired() -> list[Ranks]:
+    """Two ranks in two threads, which tell each other what they gather."""
+    barrier, told = threading.Barrier(2, timeout=20), [None, None]
+
+    class Paired(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            told[self.rank] = value
+            barrier.wait()
+            found = list(told)
+            barrier.wait()
+            return found
+
+    return [Paired(rank=rank, world=2) for rank in range(2)]
+
+
+def on_both(engine: Callable[..., Any], reward: Any, **fields: Any) -> list[Any]:
+    """The groups of a step on either rank, or what it raised."""
+
+    def of(ranks: Ranks) -> Any:
+        runner = make_runner(reward, max_errors=0.25)
+        source = source_of(engine(right_first), reward=runner, ranks=ranks, **fields)
+        try:
+            return source.next_groups(4).groups
+        except RewardError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(of, paired()))
+
+
+def test_the_errors_that_are_allowed_are_a_share_of_all_ranks_answers(scripted: Any) -> None:
+    """--max_reward_errors 0.25: half of one rank's answers are a quarter of the step's, and no failure of the run."""
+
+    def cannot(rows: set[int]) -> Callable[..., list[float]]:
+        def judge(prompts: list[str], **_: Any) -> list[float]:
+            if any(int(prompt.split()[1].rstrip(":")) in rows for prompt in prompts):
+                raise ValueError("cannot")
+            return [1.0] * len(prompts)
+
+        return judge
+
+    drawn = [group.draw.prompt.row for group in source_of(scripted(right_first)).next_groups(4).groups]
+    one, other = on_both(scripted, cannot({drawn[0]}))
+    assert [[score.status is Status.ERROR for score in group.scores] for group in one] == [
+        [True] * 2,
+        *[[False] * 2] * 3,
+    ]
+    assert one == other
+    one, other = on_both(scripted, cannot(set(drawn[:2])))
+    assert str(one).startswith(
+        "The reward function 'judge' failed on 4 of 8 answers, more than --max_reward_errors 0.25"
+    )
+    assert str(one) == str(other)

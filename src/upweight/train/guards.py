@@ -210,9 +210,7 @@ def find_fault(
     )
 
 
-def first_nonfinite_module(
-    policy: Policy, sequences: Iterable[Sequence[int]], ranks: Ranks = ALONE
-) -> str | None:
+def first_nonfinite_module(policy: Policy, sequences: Iterable[Sequence[int]], ranks: Ranks = ALONE) -> str | None:
     """Name of the first module, in the order of the forward pass, whose output is not finite; None where all are.
 
     Args:

@@ -14,8 +14,8 @@ except ImportError:  # Windows: the number of the process alone has to do there
 _TRIES = 8
 """How often a lock that its owner takes away meanwhile is opened anew."""
 
-_LOOK_SECONDS = 0.02
-"""Until a lock that is held is tried again: whoever looks whose it is holds it for a moment too."""
+_LOOKS, _LOOK_SECONDS = 25, 0.02
+"""How often a lock that is held is tried, and the time between: whoever looks whose it is holds it for a moment too."""
 
 
 class Taken(Exception):
@@ -86,7 +86,7 @@ def _take(path: Path) -> int:
 def _lock(descriptor: int, path: Path, *, looking: bool = False) -> None:
     """Lock an open file; by the number in it where there are no locks. Two may look at once."""
     kind = 0 if fcntl is None else fcntl.LOCK_SH if looking else fcntl.LOCK_EX
-    for left in range(0 if fcntl is None else _TRIES, 0, -1):
+    for left in range(0 if fcntl is None else _LOOKS, 0, -1):
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return
