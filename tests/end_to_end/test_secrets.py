@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +11,14 @@ from typing import Any
 
 import pytest
 
+import upweight
+from upweight import TrainArgs, Trainer
+from upweight.rewards.score import Score, Status
+from upweight.tasks.prompt import Draw, Prompt
 from upweight.train.console import Console
-from upweight.train.redact import redact, redacted
+from upweight.train.held import group_to_json, why_told
+from upweight.train.records import Group
+from upweight.train.redact import LOGGERS, redact, redacted
 
 HUB, PASSED, IN_URL, ON_ARGV = (
     "hf_abcdefGHIJKL0123456789",
@@ -110,6 +118,8 @@ def test_a_refused_call_repeats_no_secret(train: Callable[..., Any]) -> None:
         ("mail me@host or https://host/@me", "mail me@host or https://host/@me"),
         (f"key {HUB}, {ON_ARGV}.", "key ***, ***."),
         ("hf_hub is a package, sk-learn is not", "hf_hub is a package, sk-learn is not"),
+        ("runs/sk-learn-regression-run-2 stays", "runs/sk-learn-regression-run-2 stays"),
+        ("sk-ant-api03-ab_cd-ef_gh and sk-0123456789abcdefXY-z", "*** and ***"),
         ("a long value, a longer value", "a ***, a ***"),
         ("short ones stay: 1 of 12", "short ones stay: 1 of 12"),
         ("model=tiny", "model=tiny"),
@@ -139,3 +149,47 @@ def test_what_a_run_says_is_redacted(capsys: pytest.CaptureFixture[str]) -> None
     """Every line goes one way."""
     Console(1).say(f"reading https://me:{IN_URL}@host/rows.jsonl")
     assert capsys.readouterr().out == "reading https://***@host/rows.jsonl\n"
+
+
+def leaks_all(completions: list[str], **_: Any) -> list[float]:
+    """Raises with everything it knows."""
+    raise RuntimeError(f"GET https://me:{IN_URL}@judge.example?x={os.environ['JUDGE_API_KEY']} failed")
+
+
+def test_a_program_that_prints_our_log_prints_no_secret_either(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From Python, with a handler of the program's own: the message and the traceback."""
+    monkeypatch.setenv("JUDGE_API_KEY", PASSED)
+    Trainer(reward_funcs=leaks_all, args=TrainArgs(sft_steps=0)).check()
+    assert "Traceback" in caplog.text
+    assert "RuntimeError: GET https://***@judge.example?x=*** failed" in caplog.text
+    assert not [secret for secret in SECRETS if secret in caplog.text]
+
+
+def test_every_logger_of_ours_is_one_that_hides_secrets() -> None:
+    """Who adds one has to think of it."""
+    sources = Path(upweight.__file__).parent
+    ours = [path for path in sources.rglob("*.py") if "getLogger(__name__)" in path.read_text(encoding="utf-8")]
+    assert sorted(f"upweight.{'.'.join(p.relative_to(sources).with_suffix('').parts)}" for p in ours) == sorted(LOGGERS)
+
+
+def test_a_group_that_waits_is_saved_without_what_a_reward_raised() -> None:
+    """Groups that a starved step has kept are in the checkpoint; a verdict repeats the answer and stays."""
+    why = f"GET https://me:{IN_URL}@judge.example failed"
+    assert why_told(Score(value=math.nan, status=Status.ERROR, why=why)) == "GET https://***@judge.example failed"
+    assert why_told(Score(value=1.0, why=why)) == why
+    prompt = Prompt(row=0, text="1+1=", answer="2")
+    score = Score(value=math.nan, status=Status.ERROR, why=why)
+    group = Group(draw=Draw(prompt=prompt, number=0), prompt_ids=(1,), completions=(), texts=("2",), scores=(score,))
+    assert IN_URL not in json.dumps(group_to_json(group))
+
+
+def test_a_value_whose_secret_was_not_kept_has_to_be_given_again(train: Callable[..., Any], tmp_path: Path) -> None:
+    """A configuration has stars in its place; which flag it is, is said, and nothing is looked up by that name."""
+    (tmp_path / "config.json").write_text(json.dumps({"data": "https://***@host/rows.jsonl", "max_steps": 2}))
+    outcome = train("--config", str(tmp_path / "config.json"), short=False)
+    assert outcome.code == 2
+    assert "The 'data' parameter of TrainArgs must be given again" in outcome.err
+    again = train("--config", str(tmp_path / "config.json"), "--data", "nowhere.jsonl", short=False)
+    assert (again.code, "given again" in again.err) == (2, False)

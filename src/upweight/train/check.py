@@ -11,6 +11,7 @@ from upweight.objective.rules import OWNER as OBJECTIVE
 from upweight.objective.rules import conflicts, out_of_range, wrong_types
 from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
+from upweight.train.redact import HIDDEN
 
 OWNER = "TrainArgs"
 
@@ -130,6 +131,11 @@ def _out_of_range(args: TrainArgs) -> Iterator[str]:
             if value is not None and value < least:
                 must = f"{rule}, in {unit}" if unit else rule
                 yield str(bad_parameter(name, OWNER, must, value, way_out and f"{way_out[0].upper()}{way_out[1:]}."))
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if isinstance(value, str) and HIDDEN in value:  # from the configuration of a run that this one goes on with
+            must = f"given again: a run's configuration has {HIDDEN} where a secret was"
+            yield str(bad_parameter(field.name, OWNER, must, value))
     if args.seed > LARGEST_SEED:
         yield str(bad_parameter("seed", OWNER, "at most 2**63 - 1", args.seed))
     if not 0 < args.top_p <= 1:

@@ -9,13 +9,19 @@ from upweight.rewards.score import Score, Status
 from upweight.rollout.completion import Completion, FinishReason
 from upweight.tasks.prompt import Draw, Prompt
 from upweight.train.records import Group
+from upweight.train.redact import redact
+
+
+def why_told(score: Score) -> str:
+    """What a score says of itself, for a file. What a function raised may name a secret; a verdict names the answer."""
+    return score.why if score.status is Status.SCORED else redact(score.why)
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
     """A judged group, ready for `json.dumps(..., allow_nan=False)`.
 
     Numbers keep every bit, and NaN is the word "nan". A row's further columns are left out: they are for reward
-    functions, and these have spoken.
+    functions, and these have spoken. Errors are told without secrets.
     """
     prompt = group.draw.prompt
     return {
@@ -30,7 +36,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
             {
                 "value": str(score.value),
                 "status": score.status.value,
-                "why": score.why,
+                "why": why_told(score),
                 "extracted": score.extracted,
                 "gold_parsed": score.gold_parsed,
             }

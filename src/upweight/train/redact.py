@@ -1,5 +1,6 @@
 """Secrets stay out of what a run writes and says. Imports no torch."""
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +14,14 @@ SHORTEST = 8
 
 _NAMED_SECRET = re.compile(r"((^|_)(TOKEN|KEY|SECRET|CREDENTIALS?)|PASSWORD|PASSWD|APIKEY)$", re.IGNORECASE)
 _USERINFO = re.compile(r"(?<=://)[^\s/?#'\"]+(?=@)")
-_SHAPES = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}")
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}"
+    r"|\bsk-(?:proj|ant|svcacct|admin|or)-[A-Za-z0-9_-]{16,}"
+    r"|\bsk-[A-Za-z0-9_-]*[A-Za-z0-9]{16,}[A-Za-z0-9_-]*"  # not the words of a name like sk-learn-regression-run
+)
+
+LOGGERS = ("upweight.rewards.runner", "upweight.tasks.gym")
+"""The loggers that say what reward functions raise."""
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -51,3 +59,23 @@ def redacted(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [redacted(part) for part in value]
     return value
+
+
+class _WithoutSecrets(logging.Filter):
+    """Takes secrets out of a record, whoever prints it: its message, its arguments, its traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), ()
+        if record.exc_info:
+            # Whoever formats a record prints this text; from the exception itself the secret would come back.
+            record.exc_text, record.exc_info = redact(logging.Formatter().formatException(record.exc_info)), None
+        return True
+
+
+_FILTER = _WithoutSecrets()
+
+
+def redact_logs() -> None:
+    """Keep secrets out of what reward functions raise, also where a program that is not ours prints the log."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_FILTER)
