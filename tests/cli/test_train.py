@@ -1,6 +1,7 @@
 """`upweight train`: what a command line means."""
 
 import dataclasses
+import json
 import re
 import sys
 import types
@@ -16,6 +17,7 @@ from upweight.objective.presets import PRESETS, preset
 from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
 from upweight.train.launch import Launch
+from upweight.train.ranks import Ranks, device_of
 
 
 def args_of(line: str) -> TrainArgs:
@@ -219,3 +221,26 @@ def test_the_budget_of_a_file_sizes_the_buffer_of_dapo(tmp_path: Path) -> None:
     file.write_text('preset = "dapo"\nmax_new_tokens = 400\n')
     assert args_of(f"--config {file}").objective.overlong_buffer == 80
     assert args_of(f"--config {file} --max_new_tokens 40").objective.overlong_buffer == 8
+
+
+@pytest.mark.parametrize(
+    ("begun", "processes", "device"),
+    [
+        ("cuda:0", "2", "cuda:3"),
+        ("cuda", "2", "cuda:3"),
+        ("cuda:1", "1", "cuda:1"),
+        ("cuda:1", None, "cuda:1"),
+        ("cpu", "2", "cpu"),
+    ],
+)
+def test_a_run_begun_on_one_gpu_goes_on_in_several_processes_each_on_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str, processes: str | None, device: str
+) -> None:
+    """The command that docs/scale.md gives for a restart; one process stays where it was."""
+    (tmp_path / "config.json").write_text(json.dumps({"device": begun}))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if processes is not None:
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    ranks = Ranks(rank=3, world=int(processes or 1), local=3)
+    assert device_of(args_of(f"--resume {tmp_path}").device, ranks) == device
+    assert args_of(f"--resume {tmp_path} --device cpu").device == "cpu"

@@ -261,6 +261,39 @@ def test_a_file_that_may_not_grow_is_reported_by_whoever_writes_it(tmp_path: Pat
     assert done.stdout.endswith("['checkpoint-1']\n")
 
 
+def test_only_what_a_run_leaves_half_written_is_removed(tmp_path: Path) -> None:
+    """In the dumps too; what a person has called tmp-something is theirs."""
+    ours = ["dumps/tmp-step-00003", "tmp-checkpoint-4", "tmp-failed-step-5", "tmp-parts-4", "tmp-reference"]
+    theirs = ["tmp-mine", "tmp-checkpoint-4-copy", "dumps/tmp-look"]
+    for name in (*ours, *theirs):
+        (tmp_path / name).mkdir(parents=True)
+    files = ["tmp-config.json", "tmp-evaluations.jsonl", "tmp-metrics.jsonl", "tmp-rewards.json"]
+    for name in (*files, "tmp-notes.json"):
+        (tmp_path / name).touch()
+    assert sorted(remove_leftovers(tmp_path)) == sorted([*ours, *files])
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("tmp-*")) == sorted(
+        [*theirs, "tmp-notes.json"]
+    )
+
+
+def test_where_flushing_the_parent_fails_the_folder_is_there_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its name already; the message speaks of the one before, and not of itself."""
+    write_whole(tmp_path / "checkpoint-1", save)
+    flush = room.sync
+
+    def fails(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(path)
+
+    monkeypatch.setattr(room, "sync", fails)
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 could not be written.*checkpoint-1 is as it was"):
+        write_whole(tmp_path / "checkpoint-2", save)
+    check_whole(tmp_path / "checkpoint-2")
+
+
 def test_another_fault_while_writing_is_not_called_a_full_disk(tmp_path: Path) -> None:
     def wrong(folder: Path) -> None:
         raise KeyError("lm_head")

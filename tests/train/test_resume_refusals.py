@@ -1,5 +1,6 @@
 """Going on is refused where it would be another run, and what differs is said where it would not."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -8,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.runs import ROWS, Runs, rows_of, starved
+from tests.train.runs import ROWS, Runs, letters, rows_of, starved
 
 import upweight.train.folder as folder_room
 import upweight.train.keeper as keeper_room
 import upweight.train.trainer as trainer_room
+from upweight import TrainArgs, Trainer
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
 from upweight.train.checkpoint import DamagedCheckpoint, write_whole
+from upweight.train.launch import Launch
+from upweight.train.state import made_with
 
 
 @pytest.fixture
@@ -153,17 +157,19 @@ def test_harmless_changes_are_shown_and_taken(runs: Runs, capsys: pytest.Capture
     assert json.loads((runs.path / "whole" / "config.json").read_text())["max_steps"] == 3
 
 
-def test_other_threads_or_ranks_are_said_to_be_exact_no_longer(
+def test_other_threads_ranks_or_parts_are_said_to_be_exact_no_longer(
     runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs("whole", max_steps=2)
-    before = keeper_room.made_with(1)
-    monkeypatch.setattr(keeper_room, "made_with", lambda ranks: {**before, "ranks": 2, "threads": 9})
+    before = keeper_room.made_with(1, "none")
+    changed = {**before, "ranks": 2, "threads": 9, "shard": "full"}
+    monkeypatch.setattr(keeper_room, "made_with", lambda ranks, shard: changed)
     capsys.readouterr()
     runs("whole", "whole", max_steps=3)
     out = capsys.readouterr().out
     assert "changed: ranks: 1 -> 2 (the same up to rounding, no longer to the bit)" in out
     assert f"changed: threads: {before['threads']} -> 9" in out
+    assert "changed: shard: none -> full (the same up to rounding" in out
 
 
 def test_a_run_that_would_not_fit_on_the_disk_is_refused_before_the_first_step(
@@ -204,3 +210,49 @@ def test_a_run_that_went_on_while_this_one_was_loading_is_left_alone(
     with pytest.raises(UsageError, match="Another process has gone on"):
         runs("whole", "whole", max_steps=3)
     assert [row["step"] for row in rows_of(runs.path / "whole" / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_one_process_shards_nothing() -> None:
+    """So that `--shard full` on one process is no change."""
+    assert [made_with(ranks, "full")["shard"] for ranks in (1, 2)] == ["none", "full"]
+
+
+def rewritten(checkpoint: Path, **fields: Any) -> None:
+    """Change values of a checkpoint's state, its manifest included."""
+    file, manifest = checkpoint / "training.json", checkpoint / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    entries = json.loads(manifest.read_text())
+    data = file.read_bytes()
+    entries["files"]["training.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest.write_text(json.dumps(entries))
+
+
+def test_another_number_of_processes_is_said_to_change_the_noise_of_rewards(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The states are one for each of the old processes."""
+    checkpoint = runs("whole", max_steps=2).checkpoint
+    (state,) = json.loads((checkpoint / "training.json").read_text())["random"]
+    runs("whole", "whole", max_steps=2)
+    assert "noise" not in capsys.readouterr().out
+    rewritten(checkpoint, random=[state, state])
+    runs("whole", "whole", max_steps=3)
+    assert "changed: rewards that draw on Python's, numpy's or torch's noise draw otherwise" in capsys.readouterr().out
+
+
+def test_a_kl_is_refused_to_a_run_that_was_begun_without_one(runs: Runs) -> None:
+    """There is no policy it could be taken to; nothing of the run is changed, whatever is overridden."""
+    runs("whole", max_steps=2, objective=Objective(kl_coef=0.0))
+    before = {path: path.read_bytes() for path in (runs.path / "whole").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"has no reference policy.*Leave --kl_coef at 0.*--model .*checkpoint-2"):
+        runs("whole", "whole", max_steps=3, override=True, objective=Objective(kl_coef=0.1))
+    assert {path: path.read_bytes() for path in (runs.path / "whole").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("override", [False, True])
+def test_a_model_that_would_not_be_loaded_is_refused(runs: Runs, override: bool) -> None:
+    """The checkpoint's weights are: config.json would name another model than the one that is trained."""
+    runs("whole", max_steps=2)
+    launch = Launch(resume=str(runs.path / "whole"), resume_override=override)
+    with pytest.raises(UsageError, match=r"--model other is not loaded.*checkpoint-2.*a new run without --resume"):
+        Trainer("other", letters, TrainArgs(), ROWS, launch=launch).check()

@@ -87,7 +87,7 @@ def test_outside_the_main_thread_it_does_nothing() -> None:
 
 
 def test_sampling_is_dropped_only_where_it_may_be() -> None:
-    """An evaluation samples too, and is finished."""
+    """The handshake samples too, and is finished."""
     with GracefulStop() as stop:
         with stop.dropping():
             stop.check()

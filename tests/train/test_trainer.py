@@ -10,18 +10,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import upweight.train.held_out as held_out_room
 import upweight.train.run as room
 from upweight import TrainArgs, Trainer
 from upweight.objective.errors import UsageError
 from upweight.objective.presets import preset
 from upweight.objective.spec import Objective
+from upweight.policy import variants
 from upweight.policy.policy import Policy
+from upweight.policy.variants import Float32Linear
 from upweight.rewards.contract import RewardError
 from upweight.rollout.completion import Sampling
 from upweight.rollout.engine import LocalEngine
+from upweight.train.begun import flat_config
 from upweight.train.handshake import HandshakeError
+from upweight.train.launch import Launch
 from upweight.train.resolve import resolve_args
-from upweight.train.run import TrainResult, flat_config
+from upweight.train.run import TrainResult
+from upweight.train.trainer import _named
 
 ROWS = [{"prompt": f"say {n}", "answer": "x", "level": n} for n in range(6)]
 
@@ -353,14 +359,14 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     import upweight.train.step as steps_room
 
     if when == "evaluation":
-        real = room.greedy_answers
+        real = held_out_room.greedy_answers
 
         def evaluate(*args: Any) -> Any:
             if (tmp_path / "run" / "metrics.jsonl").exists():
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(*args)
 
-        monkeypatch.setattr(room, "greedy_answers", evaluate)
+        monkeypatch.setattr(held_out_room, "greedy_answers", evaluate)
     elif when in ("update", "sampling"):
         place, name = (steps_room, "make_batch") if when == "update" else (room, "training_step")
         real = getattr(place, name)
@@ -388,7 +394,7 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     assert (tmp_path / "run" / f"checkpoint-{steps}" / "model.safetensors").exists()
     assert not (tmp_path / "run" / "lock").exists()
     evaluated = [row["step"] for row in rows_of(tmp_path / "run" / "evaluations.jsonl")]
-    assert evaluated == ([0, 1] if when == "evaluation" else [0])
+    assert evaluated == [0]
 
 
 def test_a_reward_that_fails_in_the_last_evaluation_does_not_cost_the_checkpoint(run: Run, tmp_path: Path) -> None:
@@ -427,3 +433,45 @@ def test_an_overlong_buffer_above_the_tasks_budget_is_refused_before_a_model_is_
 def test_no_reward_function_is_not_the_tasks_own(said: Any) -> None:
     with pytest.raises(UsageError, match="at least one reward function"):
         Trainer(reward_funcs=said)
+
+
+def test_the_saved_device_is_one_gpu_only_where_that_was_asked_for() -> None:
+    """Any other would keep a run that goes on, or its config.json, from several processes."""
+    named = [_named(asked, torch.device(place)) for asked, place in (("auto", "cuda:0"), ("cuda", "cuda:3"))]
+    assert named == ["cuda", "cuda"]
+    assert _named("cuda:1", torch.device("cuda:1")) == "cuda:1"
+    assert _named("auto", torch.device("cpu")) == "cpu"
+
+
+def two_steps(policy: Policy, folder: Path, launch: Launch | None = None, **fields: Any) -> TrainResult:
+    shape: dict[str, Any] = {"max_steps": 2, "prompts_per_step": 3, "group_size": 4, "max_new_tokens": 6}
+    args = TrainArgs(output_dir=str(folder), objective=Objective(kl_coef=0.0), **shape, **fields)
+    return Trainer(policy.model, letters, args, ROWS, processing_class=policy.tokenizer, launch=launch).train()
+
+
+def test_a_head_in_float32_is_that_of_the_whole_run(policy_of: Callable[..., Policy], tmp_path: Path) -> None:
+    """--fp32_head, in bfloat16: other logits, so other entropies; what is saved is a plain model."""
+    entropies = []
+    for wanted in (False, True):
+        policy = policy_of(dtype=torch.bfloat16)
+        result = two_steps(policy, tmp_path / str(wanted), fp32_head=wanted)
+        assert isinstance(policy.model.get_output_embeddings(), Float32Linear) is wanted
+        entropies.append(rows_of(result.folder / "metrics.jsonl")[0]["entropy"])
+        assert type(AutoModelForCausalLM.from_pretrained(result.checkpoint).lm_head) is torch.nn.Linear
+    assert entropies[0] != entropies[1]
+
+
+def test_recomputed_layers_are_recomputed_in_a_run_and_change_no_number(
+    policy_of: Callable[..., Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--gradient_checkpointing: both layers, in every pass with a gradient."""
+    real, calls, weights = variants.checkpoint, [], []
+    monkeypatch.setattr(variants, "checkpoint", lambda *args, **options: calls.append(1) or real(*args, **options))
+    for wanted in (False, True):
+        assert not calls
+        policy = policy_of()
+        two_steps(policy, tmp_path / str(wanted), Launch(gradient_checkpointing=wanted))
+        weights.append(torch.cat([p.detach().flatten() for p in policy.model.parameters()]))
+    assert len(calls) >= 4
+    assert len(calls) % 2 == 0
+    assert torch.equal(*weights)

@@ -12,7 +12,7 @@ from upweight.cli.config import read_config
 from upweight.cli.flags import Call, resolve
 from upweight.objective.dialects import Translation
 from upweight.objective.errors import UsageError
-from upweight.train.begun import begun_config
+from upweight.train.begun import begun_config, device_again
 from upweight.train.check import check_args
 from upweight.train.launch import Launch
 
@@ -48,6 +48,9 @@ class TrainCall(Call, Launch):
             # What is wrong with a damaged one is said when its checkpoint is checked as a whole.
             with contextlib.suppress(UsageError):
                 values = read_config(str(file))
+                if "device" in values:
+                    alone = os.environ.get("WORLD_SIZE") in (None, "1")
+                    values["device"] = device_again(str(values["device"]), alone=alone)
                 return values if folder is None else {**values, "output_dir": str(folder)}
         return {}
 

@@ -10,6 +10,7 @@ from typing import Any
 from upweight.objective.errors import UsageError
 from upweight.train.args import TrainArgs
 from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
+from upweight.train.redact import redacted
 
 AUTO = "auto"
 
@@ -31,7 +32,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "weight_decay": "steps differ from those of the run as it was begun",
     "max_grad_norm": "steps differ from those of the run as it was begun",
     "micro_batch_tokens": "the same up to rounding, no longer to the bit",
-    "device": "the same up to rounding, no longer to the bit",
+    "device": "another device may round otherwise, and where that decides a sampled token, answers part",
 }
 """Fields that a run may go on with at another value, and what that means; every other makes it another run."""
 
@@ -76,6 +77,38 @@ def read_config(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
+def device_again(device: str, *, alone: bool) -> str:
+    """The device of a run that goes on, where none is named now: one GPU by number is no choice for several processes.
+
+    Args:
+        device: of the run that was begun.
+        alone: whether the one that goes on has one process.
+
+    Example:
+        >>> [device_again("cuda:1", alone=alone) for alone in (True, False)]
+        ['cuda:1', 'cuda']
+    """
+    return device if alone else device.partition(":")[0]
+
+
+def check_model(begun: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse a model by name that is not the run's: going on loads the checkpoint's weights, and never that one.
+
+    Args:
+        begun: the configuration that the run was begun with, flat.
+        now: what is asked for, likewise.
+        checkpoint: that it goes on from.
+
+    Raises:
+        UsageError: another name.
+    """
+    if begun.get("model", now["model"]) != now["model"]:
+        raise UsageError(
+            f"--model {now['model']} is not loaded: the run goes on with the weights of {str(checkpoint)!r}, which "
+            f"began as {begun['model']}. Go on with --model {begun['model']}, or start a new run without --resume."
+        )
+
+
 def as_begun(args: TrainArgs, config: Mapping[str, Any] | None) -> TrainArgs:
     """The configuration with what is not given, and what the run decides, as it was decided when the run was begun."""
     if config is None:
@@ -112,13 +145,13 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any], *, override: b
         changed.remove("output_dir")
     other = [name for name in changed if name not in MAY_CHANGE]
     if other and not override:
-        fields = "; ".join(f"{name}: {_spelled(begun[name])} -> {_spelled(now[name])}" for name in other)
+        fields = "; ".join(f"{name}: {spelled(begun[name])} -> {spelled(now[name])}" for name in other)
         raise UsageError(
             f"This is not the run that was begun: {fields}. Leave these flags out to go on as before, or set "
             "--resume_override to go on all the same."
         )
     return [
-        f"{name}: {_spelled(begun[name])} -> {_spelled(now[name])}" + (f" ({why})" if (why := _why(name)) else "")
+        f"{name}: {spelled(begun[name])} -> {spelled(now[name])}" + (f" ({why})" if (why := _why(name)) else "")
         for name in changed
     ]
 
@@ -154,5 +187,13 @@ def _why(name: str) -> str:
     return MAY_CHANGE.get(name, "overridden: this is another run than the one that was begun")
 
 
-def _spelled(value: object) -> str:
+def flat_config(args: TrainArgs) -> dict[str, Any]:
+    """The configuration as one flat mapping, the flags' names and values, without the secrets in them."""
+    config: Mapping[str, Any] = dataclasses.asdict(args)
+    flat = {**{k: v for k, v in config.items() if k != "objective"}, **config["objective"]}
+    return {name: redacted(value) for name, value in flat.items()}
+
+
+def spelled(value: object) -> str:
+    """A value as its flag takes it."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

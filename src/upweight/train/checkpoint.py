@@ -33,6 +33,13 @@ TEMPORARY = "tmp-"
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 
+_LEFTOVER = re.compile(
+    re.escape(TEMPORARY)
+    + r"(checkpoint-\d+|failed-step-\d+|parts-\d+|step-\d+|reference"
+    + r"|(config|rewards)\.json|(metrics|evaluations)\.jsonl)"
+)
+"""What a run itself leaves half written; anything else that is called so is somebody's."""
+
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 """Files that loaders unpickle, which runs whatever code is in them."""
 
@@ -59,7 +66,8 @@ def write_whole(target: Path, save: Callable[[Path], None], *, bytes_needed: int
         bytes_needed: for the message, where it is known.
 
     Raises:
-        CheckpointError: the disk is full, a file may not grow so large, the disk fails. Nothing is left of the folder.
+        CheckpointError: the disk is full, a file may not grow so large, the disk fails. Nothing is left of the folder;
+            only where flushing its parent failed it is there, and whole, and a power failure may take it away.
     """
     partial = target.with_name(TEMPORARY + target.name)
     _discard(partial)
@@ -107,11 +115,12 @@ def remove_whole(folder: Path) -> None:
 
 
 def remove_leftovers(run: Path) -> list[str]:
-    """Remove the `tmp-*` folders that a killed run left in its folder; their names."""
-    found = sorted(path for path in run.glob(TEMPORARY + "*"))
-    for path in found:
+    """Remove what a killed run left half written or half removed in its folder and in its dumps; their names."""
+    found = [*run.glob(TEMPORARY + "*"), *run.glob(f"dumps/{TEMPORARY}*")]
+    ours = sorted(path for path in found if _LEFTOVER.fullmatch(path.name))
+    for path in ours:
         _discard(path)
-    return [path.name for path in found]
+    return [path.relative_to(run).as_posix() for path in ours]
 
 
 def checkpoints_of(run: Path) -> list[Path]:
@@ -220,7 +229,7 @@ def not_written(target: Path, reason: str, bytes_needed: int | None) -> Checkpoi
     """
     needed = "" if bytes_needed is None else f" It needs {in_units(bytes_needed)},"
     free = f"{' and' if needed else ' There are'} {in_units(free_bytes(target.parent))} free there."
-    before = checkpoints_of(target.parent)
+    before = [path for path in checkpoints_of(target.parent) if path != target]
     whole = f" {before[0]} is as it was; go on from it with --resume {target.parent}." if before else ""
     return CheckpointError(f"{target} could not be written: {reason}.{needed}{free}{whole}")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.rewards.score import Status
 from upweight.train.checkpoint import TEMPORARY, checkpoints_of, prune, remove_whole, step_of, sync, write_whole
+from upweight.train.held import why_told
 from upweight.train.lock import FolderLock, Taken, owner_of
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Group, StepReport
-from upweight.train.redact import redact, redacted
+from upweight.train.redact import redacted
 
 LOCK = "lock"
 
@@ -123,7 +123,10 @@ class RunFolder:
             self._lock = None
 
     def discard_if_unused(self) -> None:
-        """Remove the folder of a run that ended before its first step and left no checkpoint."""
+        """Remove the folder of a run that ended before its first step and left no checkpoint, and give the claim back.
+
+        Called while it is claimed: what another process has in it by then would be removed with it.
+        """
         if not self.ranks.first or (self.path / "metrics.jsonl").exists() or checkpoints_of(self.path):
             return
         for name in ("config.json", "evaluations.jsonl"):
@@ -131,6 +134,8 @@ class RunFolder:
         shutil.rmtree(self.path / REFERENCE, ignore_errors=True)
         with contextlib.suppress(OSError):
             (self.path / "rollouts").rmdir()
+        self.release()
+        with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -255,7 +260,9 @@ def _parsed(path: Path) -> tuple[list[dict[str, Any]], bool]:
         try:
             rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{path}, line {number} is no row of a run: {error}. Take it out.") from error
+            raise UsageError(
+                f"{path}, line {number} is no row of a run: {error}. Take it out: the run goes on without that row."
+            ) from error
     return rows, lines[-1] != b""
 
 
@@ -292,8 +299,7 @@ def _rollout_rows(group: Group) -> list[dict[str, Any]]:
             "finish_reason": completion.finish_reason.value,
             "reward": _plain(score.value),
             "status": score.status.value,
-            # What a function raised may name a secret; a verdict repeats the answer.
-            "why": score.why if score.status is Status.SCORED else redact(score.why),
+            "why": why_told(score),
         }
         for sample, (completion, text, score) in enumerate(
             zip(group.completions, group.texts, group.scores, strict=True)

@@ -20,10 +20,11 @@ from upweight.train.checkpoint import (
     in_units,
     remove_leftovers,
     remove_whole,
+    step_of,
     write_whole,
 )
 from upweight.train.folder import REFERENCE, RunFolder
-from upweight.train.guards import first_nonfinite
+from upweight.train.guards import MAX_IN_A_ROW, first_nonfinite
 from upweight.train.resume import Start, names_of
 from upweight.train.shard import PARTS, read_state, write_part
 from upweight.train.state import (
@@ -58,6 +59,7 @@ class Keeper:
         start: Start,
         policy: Policy,
         override: bool,
+        shard: str,
         say: Callable[[str], None],
     ) -> None:
         """Read where the run stood; nothing is changed yet.
@@ -69,6 +71,7 @@ class Keeper:
             start: where the run starts.
             policy: with the weights of the start.
             override: go on also with another model, tokenizer, data or objective.
+            shard: as the flag takes it.
             say: takes a line of text.
         """
         self.folder = folder
@@ -80,6 +83,7 @@ class Keeper:
         self.say = say
         self.begun = None if start.checkpoint is None else load_progress(start.checkpoint)
         self._identity: Mapping[str, Any] = {}
+        self._made_with = made_with(folder.ranks.world, shard)
         self._bytes = checkpoint_bytes(policy)
 
     def take_over(self) -> None:
@@ -95,6 +99,12 @@ class Keeper:
             raise UsageError(
                 f"Another process has gone on with the run in {str(self.start.folder)!r} while this one was loading. "
                 "Give the command again."
+            )
+        if self.begun is not None and self.args.objective.needs_reference and self.begun.identity["reference"] is None:
+            raise UsageError(
+                f"The run in {str(self.start.folder)!r} has no reference policy that a KL could be taken to: it began "
+                "without a KL. Leave --kl_coef at 0; a new run that starts from its weights is --model "
+                f"{self.start.checkpoint}."
             )
         for remark in self.start.remarks:
             say(remark)
@@ -151,9 +161,11 @@ class Keeper:
         if self.begun is None or self.start.checkpoint is None:
             return None
         if ranks.first:
-            exact = no_longer_exact(self.begun.made_with, made_with(ranks.world))
+            exact = no_longer_exact(self.begun.made_with, self._made_with)
             for line in check_identity(self.begun.identity, self._identity, override=self.override) + exact:
                 self.say(f"changed: {line}")
+            if len(self.begun.random) != ranks.world:
+                self.say("changed: rewards that draw on Python's, numpy's or torch's noise draw otherwise from here on")
         tensors = read_state(self.start.checkpoint, ranks, whole=learner.whole is None)
         learner.optimizer.load_state_tensors(tensors)
         learner.policy.version = self.begun.version
@@ -165,13 +177,15 @@ class Keeper:
             self.say(f"changed: the data start anew, as the old position means nothing in them ({error})")
         tally.go_on(self.begun.rewards)
         self.folder.write_rewards(tally.rows())
-        set_random_state(self.begun.random)
+        set_random_state(self.begun.random[ranks.rank % len(self.begun.random)])
+        # A run that has ended over it, and goes on all the same, has all its steps again.
+        learner.guard.in_a_row = self.begun.in_a_row % MAX_IN_A_ROW
         return self.begun
 
     def progress(
         self, learner: Learner, tally: RewardTally, notes: Collection[str], step: int, row: Mapping[str, Any] | None
     ) -> Progress:
-        """Where the run stands now, between two steps.
+        """Where the run stands now, between two steps; a collective.
 
         Args:
             learner: after `step` steps.
@@ -185,11 +199,12 @@ class Keeper:
             version=learner.policy.version,
             source=learner.source.state_dict(),
             rewards=tally.rows(),
+            in_a_row=learner.guard.in_a_row,
             notes=tuple(notes),
             row=row,
-            random=random_state(),
+            random=self.folder.ranks.gather(random_state()),
             identity=self._identity,
-            made_with=made_with(self.folder.ranks.world),
+            made_with=self._made_with,
         )
 
     def write(self, learner: Learner, progress: Progress) -> Path:
@@ -227,7 +242,9 @@ class Keeper:
         """The weights in the middle of a step, as failed-step-N: a model, and nothing to go on from."""
         target = self.folder.path / f"failed-step-{step}"
         check_finite(self.policy)
-        if self.folder.ranks.first and not target.exists():
+        if self.folder.ranks.first:
+            if target.exists():  # of an attempt before, that failed in this step too
+                remove_whole(target)
             write_whole(target, self.policy.save, bytes_needed=weights_bytes(self.policy))
         return target
 
@@ -236,9 +253,11 @@ class Keeper:
         args = self.args
         done = 0 if self.begun is None else self.begun.step
         saves = 1 + (max(0, args.max_steps - 1 - done) // args.save_every if args.save_every else 0)
+        # Later ones are set aside, and stay on the disk.
+        there = [] if self.begun is None else [c for c in checkpoints_of(self.folder.path) if step_of(c) <= done]
         # The newest are kept, the best, and a new one is whole before the oldest goes.
-        most = saves if args.keep_checkpoints == 0 else min(saves, args.keep_checkpoints + 2)
-        new = max(1, most - len(checkpoints_of(self.folder.path)))
+        most = args.keep_checkpoints + 2 - len(there)
+        new = saves if args.keep_checkpoints == 0 else min(saves, max(1, most))
         reference = weights_bytes(self.policy) if args.objective.needs_reference and self.begun is None else 0
         needed, free = new * self._bytes + reference, free_bytes(self.folder.path)
         if needed > free:

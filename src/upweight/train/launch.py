@@ -1,4 +1,7 @@
-"""`Launch`: how a run is started. What is computed is `TrainArgs`; nothing here changes a number. Imports no torch."""
+"""`Launch`: how a run is started. What is computed is `TrainArgs`; of these, shard alone changes numbers, by rounding.
+
+Imports no torch.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -2,14 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from upweight.evaluate.accuracy import Accuracy, accuracy_of, greedy_answers
-from upweight.objective.advantage import uninformative_share
-from upweight.objective.remarks import notes
+from upweight.evaluate.accuracy import Accuracy
 from upweight.policy.policy import Policy
 from upweight.policy.warmup import TINY_WARM_UP, WarmUp, warm_up_cached
 from upweight.rewards.runner import RewardRunner
@@ -17,24 +14,24 @@ from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
+from upweight.train.begun import flat_config
 from upweight.train.checkpoint import CheckpointError
-from upweight.train.console import Console
+from upweight.train.console import Console, announce, remarks_on
 from upweight.train.curve import draw_curve
-from upweight.train.folder import RunFolder, metrics_row, read_rows
+from upweight.train.folder import RunFolder, metrics_row
 from upweight.train.handshake import TOLERANCE, shake_hands
-from upweight.train.intake import EVAL_PROMPTS
+from upweight.train.held_out import HeldOut
 from upweight.train.keeper import Keeper
 from upweight.train.launch import Launch
 from upweight.train.optimizer import MasterAdamW
-from upweight.train.ranks import ALONE, Ranks, share_of
-from upweight.train.records import StepReport
-from upweight.train.redact import redacted
+from upweight.train.ranks import ALONE, Ranks
+from upweight.train.records import Batch, StepReport
 from upweight.train.resolve import TINY, known
 from upweight.train.resume import AFRESH, Start
 from upweight.train.shard import sharded
 from upweight.train.signals import GracefulStop, SamplingDropped
 from upweight.train.source import SamplingSource
-from upweight.train.state import Progress, undisturbed
+from upweight.train.state import Progress
 from upweight.train.step import Learner, training_step
 from upweight.train.tally import RewardTally
 
@@ -101,6 +98,15 @@ class Run:
         self.console = Console(args.max_steps, quiet=not ranks.first)
         self.notes: set[str] = set()
         self.tally = RewardTally(runner, ranks)
+        self.held_out = HeldOut(
+            task=task,
+            policy=policy,
+            engine=self.engine,
+            runner=runner,
+            folder=folder,
+            max_new_tokens=self.sampling.max_new_tokens,
+            say=self.console.say,
+        )
         self.keeper = Keeper(
             folder=folder,
             args=args,
@@ -108,6 +114,7 @@ class Run:
             start=start,
             policy=policy,
             override=launch.resume_override,
+            shard=launch.shard,
             say=self.console.say,
         )
 
@@ -125,7 +132,7 @@ class Run:
         if self.launch.shard == "full" and self.ranks.world > 1:
             trained, whole = sharded(self.policy, self.ranks), self.policy
             reference = None if reference is None else sharded(reference, self.ranks)
-        before = self._evaluate(0) if self.keeper.begun is None else None
+        before = self.held_out.evaluate(0) if self.keeper.begun is None else None
         self._shake_hands(trained)
         learner = Learner(
             policy=trained,
@@ -142,7 +149,7 @@ class Run:
         if self.ranks.first:
             draw_curve(self.folder.path)
         self.console.say(f"run folder: {self.folder.path}")
-        values = [self._evaluated(step) for step in (0, steps)]
+        values = [self.held_out.known(step) for step in (0, steps)]
         if None not in values:
             self.console.say(f"held-out accuracy before: {values[0]:.2f}")
             self.console.say(f"held-out accuracy after: {values[1]:.2f}")
@@ -154,32 +161,33 @@ class Run:
         step, checkpoint, last = here.step, self.keeper.start.checkpoint, here.step >= args.max_steps
         after = None
         with self.stop as stop, self.console:
-            if step and self._due(step, last) and self._evaluated(step) is None:
-                after = self._evaluate(step)
+            if step and self._due(step, last) and self.held_out.known(step) is None:
+                after = self._look(learner, here)
             while not last and not stop.agreed(self.ranks):
                 step += 1
                 try:
                     with (
-                        self._saving_what_there_is(learner, here),
+                        self._saving_what_there_is(learner, here, f"step {step}"),
                         self.tally.of_step(step, self.folder.write_rewards, self.console.say),
                         stop.dropping(),
                     ):
                         report, batch = training_step(learner, step)
+                        learner.guard.end(
+                            step, batch, self.folder.path / "dumps", self.console.say, write=self.ranks.first
+                        )
                 except SamplingDropped:
                     step -= 1
                     break
-                self.folder.write_metrics(report)
-                self.folder.write_rollouts(step, batch)
-                self.console.step(report)
-                learner.guard.end(step, batch, self.folder.path / "dumps", self.console.say, write=self.ranks.first)
                 last = step == args.max_steps or learner.guard.has_enough or self._ends_starved(report)
-                self._warn(report)
+                remarks = remarks_on(report, args, self.folder.path / "rollouts", self.notes)
                 here = self.keeper.progress(learner, self.tally, self.notes, step, metrics_row(report))
+                with self._saving_what_there_is(learner, here, f"what comes after step {step}"):
+                    self._record(report, batch, remarks)
                 # Saved first: an evaluation takes time, and its reward functions may raise.
                 if last or (args.save_every and step % args.save_every == 0):
                     checkpoint = self.keeper.write(learner, here)
                 if self._due(step, last) and not learner.guard.has_enough and not stop.agreed(self.ranks):
-                    after = self._evaluate(step)
+                    after = self._look(learner, here)
             # After the loop, as a signal may come at any place in it, or before it.
             if checkpoint is None or checkpoint.name != f"checkpoint-{step}":
                 checkpoint = self.keeper.write(learner, here)
@@ -204,22 +212,45 @@ class Run:
         return begun
 
     @contextlib.contextmanager
-    def _saving_what_there_is(self, learner: Learner, before: Progress) -> Iterator[None]:
-        """Save before an exception ends the run: a reward that returned nonsense, memory that ran out."""
+    def _saving_what_there_is(self, learner: Learner, stood: Progress, what: str) -> Iterator[None]:
+        """Save before an exception ends the run: a reward that returned nonsense, memory that ran out.
+
+        Args:
+            learner: what is saved.
+            stood: where the run stood after the last step that was finished.
+            what: happens within, for the message.
+        """
         try:
             yield
         except Exception:
-            step = before.step + 1
             if learner.whole is not None:
                 raise  # the parts that the others hold may be out of reach
             try:
-                # With an update behind it, the weights are no longer those of the step before.
-                unchanged = self.policy.version == before.version
-                saved = self.keeper.write(learner, before) if unchanged else self.keeper.write_failed(step)
-                self.console.say(f"step {step} failed; saved {saved}")
+                # With an update behind it, the weights are no longer those of that step.
+                unchanged = self.policy.version == stood.version
+                saved = self.keeper.write(learner, stood) if unchanged else self.keeper.write_failed(stood.step + 1)
+                self.console.say(f"{what} failed; saved {saved}")
             except CheckpointError as error:
-                self.console.say(f"step {step} failed, and so did saving: {error}")
+                self.console.say(f"{what} failed, and so did saving: {error}")
             raise
+
+    def _record(self, report: StepReport, batch: Batch, remarks: Sequence[str]) -> None:
+        """Write down and show a finished step."""
+        self.folder.write_metrics(report)
+        self.folder.write_rollouts(report.step, batch)
+        self.console.step(report)
+        for remark in remarks:
+            self.console.say(f"note: {remark}")
+
+    def _look(self, learner: Learner, here: Progress) -> Accuracy | None:
+        """Evaluate after a step; a signal ends it while it samples in one process, and going on makes up for it."""
+        with (
+            contextlib.suppress(SamplingDropped),
+            self._saving_what_there_is(learner, here, f"the evaluation after step {here.step}"),
+            self.stop.dropping(),
+        ):
+            return self.held_out.evaluate(here.step)
+        return None
 
     def _due(self, step: int, last: bool) -> bool:
         """Whether a step is followed by an evaluation."""
@@ -257,40 +288,6 @@ class Run:
         where = "from the cache" if report.from_cache else f"{report.steps} steps in {report.seconds:.0f} s"
         self.console.say(f"warm-up on worked answers: {where}, loss {report.loss:.2f} nats per token")
 
-    def _evaluate(self, step: int) -> Accuracy | None:
-        prompts = list(self.task.held_out)[:EVAL_PROMPTS]
-        if not prompts:
-            return None
-        self.ranks.at(f"in the evaluation after step {step}")
-        policy, budget = self.policy, self.sampling.max_new_tokens
-        mine = share_of([1] * len(prompts), self.ranks)
-        with undisturbed():
-            asked = [prompts[place] for place in mine]
-            answers = greedy_answers(self.engine, policy.encode, policy.decode, asked, self.runner, budget)
-        parts = self.ranks.gather(dict(zip(mine, answers, strict=True)))
-        by_place = {place: answer for part in parts for place, answer in part.items()}
-        accuracy = accuracy_of([by_place[place] for place in range(len(prompts))])
-        self.folder.write_evaluation(
-            {
-                "step": step,
-                "accuracy": accuracy.value,
-                "low": accuracy.low,
-                "high": accuracy.high,
-                "n": accuracy.n,
-                "unscored": accuracy.unscored,
-            }
-        )
-        self.console.say(
-            f"step {step}: held-out greedy accuracy {accuracy.value:.3f} "
-            f"[{accuracy.low:.3f}, {accuracy.high:.3f}] on {accuracy.n} problems"
-        )
-        return accuracy
-
-    def _evaluated(self, step: int) -> float | None:
-        """Held-out accuracy after a step, as it was written down; None where it was not."""
-        rows = self.ranks.from_first(lambda: read_rows(self.folder.path / "evaluations.jsonl"))
-        return next((row["accuracy"] for row in rows if row["step"] == step), None)
-
     def _shake_hands(self, trained: Policy) -> None:
         prompts = [self.policy.encode(draw.prompt) for draw in self.task.stream(self.args.seed).take(4)]
         tolerance = TOLERANCE[self.args.dtype]
@@ -303,37 +300,6 @@ class Run:
     def _ends_starved(self, report: StepReport) -> bool:
         return self.args.when_starved == "stop" and report.missing_groups > 0
 
-    def _warn(self, report: StepReport) -> None:
-        """Once each: most groups carry no signal at the start; dynamic sampling used up its budget."""
-        if report.missing_groups and "starved" not in self.notes:
-            self.notes.add("starved")
-            what = {
-                "stop": "so the run ends here (--when_starved stop), saved",
-                "train": "and trains on those there are; so will every later step that does",
-                "skip": "and makes no update; they are kept for the next step (--when_starved skip)",
-            }[self.args.when_starved]
-            self.console.say(
-                f"note: step {report.step} used up the budget of {self.args.resample_budget} rounds of sampling "
-                f"(--resample_budget) and lacks {report.missing_groups} of {self.args.prompts_per_step} informative "
-                f"groups, {what}. {report.informative:.0%} of {report.sampled_groups} sampled groups carry a signal"
-            )
-        if report.step != 1 or report.informative >= 0.5 or report.reward is None:
-            return
-        if report.informative == 0.0:
-            self.console.say(
-                f"note: no group carries a signal: the answers to each prompt earned the same, {report.reward:.2f} on "
-                f"average. {self.folder.path / 'rollouts'} shows what was answered and why it was judged so. An easier "
-                "task, a warm-up, an example in the prompt or a larger --group_size gives rewards that differ"
-            )
-            return
-        expected = ""
-        if 0.0 <= report.reward <= 1.0:
-            share = uninformative_share(report.reward, self.args.group_size)
-            expected = (
-                f"; at a success rate of {report.reward:.2f}, G={self.args.group_size} leads one to expect {share:.0%}"
-            )
-        self.console.say(f"note: {1 - report.informative:.0%} of the groups carry no signal{expected}")
-
 
 def worked_examples(task: Task, policy: Policy, seed: int) -> list[tuple[list[int], list[int]]]:
     """Prompt and answer ids, end token included, of a task's worked answers."""
@@ -345,32 +311,3 @@ def worked_examples(task: Task, policy: Policy, seed: int) -> list[tuple[list[in
         )
         for prompt, text in task.demonstrations(WARM_UP_EXAMPLES, seed)
     ]
-
-
-def announce(args: TrainArgs, task: Task) -> None:
-    """Print what a run is going to do."""
-    console = Console(args.max_steps)
-    updates = args.minibatches * args.epochs_per_batch
-    rows = "endless" if task.size is None else f"{task.size} rows"
-    console.say("configuration: " + " ".join(f"{name}={_spelled(value)}" for name, value in flat_config(args).items()))
-    evaluated, answers = min(len(task.held_out), EVAL_PROMPTS), args.prompts_per_step * args.group_size
-    console.say(
-        f"task {task.name} ({rows}, {len(task.held_out)} held out, {evaluated} of them in an evaluation); "
-        f"{args.prompts_per_step} prompts x {args.group_size} answers = {answers} answers and {updates} updates a step"
-    )
-    for remark in task.remarks:
-        console.say(f"data: {remark}")
-    for note in notes(args.objective, updates_per_step=updates, group_size=args.group_size, preset=args.preset):
-        console.say(f"note: {note}")
-
-
-def _spelled(value: object) -> str:
-    """As the flag takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def flat_config(args: TrainArgs) -> dict[str, Any]:
-    """The configuration as one flat mapping, the flags' names and values, without the secrets in them."""
-    config: Mapping[str, Any] = dataclasses.asdict(args)
-    flat = {**{k: v for k, v in config.items() if k != "objective"}, **config["objective"]}
-    return {name: redacted(value) for name, value in flat.items()}

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +48,24 @@ class Progress:
     rewards: Mapping[str, Any]
     """What each reward function was asked so far."""
 
+    in_a_row: int
+    """Steps in a row that were not finite, see `Guard`."""
+
     notes: tuple[str, ...]
     """Notes that are said once and have been said."""
 
     row: Mapping[str, Any] | None
     """The last row of metrics.jsonl."""
 
-    random: Mapping[str, Any]
-    """The global random states, see `random_state`. Sampling and data order have none: they are keyed by the seed."""
+    random: Sequence[Mapping[str, Any]]
+    """The global random states of each process, in the order of the ranks, see `random_state`. Sampling and data order
+    have none: they are keyed by the seed."""
 
     identity: Mapping[str, Any]
     """What is trained on what, see `identity_of`."""
 
     made_with: Mapping[str, Any]
-    """Versions, threads and processes: where one differs, going on is exact no longer."""
+    """Versions, threads, processes, sharding: where one differs, going on is exact no longer."""
 
 
 def save_training(folder: Path, progress: Progress, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -148,9 +152,15 @@ def identity_of(policy: Policy, task: Task, seed: int, reference: str | None) ->
     return {"model": _hash(shapes), "tokenizer": _hash(words), "data": _data_of(task, seed), "reference": reference}
 
 
-def made_with(ranks: int) -> dict[str, Any]:
-    """What besides the state decides the last bit of a step."""
-    return {"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": ranks}
+def made_with(ranks: int, shard: str) -> dict[str, Any]:
+    """What besides the state decides the last bit of a step.
+
+    Args:
+        ranks: how many processes there are.
+        shard: as the flag takes it; one process has nothing to shard.
+    """
+    parts = shard if ranks > 1 else "none"
+    return {"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": ranks, "shard": parts}
 
 
 def random_state() -> dict[str, Any]:

@@ -134,8 +134,9 @@ def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> Up
         )
     if verdict is Verdict.STEP:
         limit = learner.args.max_grad_norm
-        optimizer.step(lr, scale=limit / grad_norm if 0 < limit < grad_norm else 1.0)
+        # First: where the optimiser fails midway, the weights are those of this version no longer.
         policy.version += 1
+        optimizer.step(lr, scale=limit / grad_norm if 0 < limit < grad_norm else 1.0)
     return UpdateResult(
         loss=loss,
         grad_norm=grad_norm,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from upweight.objective.errors import UsageError, bad_parameter
 from upweight.policy.load import load_policy, resolve_device
 from upweight.policy.policy import Policy
@@ -17,15 +19,17 @@ from upweight.tasks.registry import make_task
 from upweight.tasks.rows import PromptsTask, RowsTask
 from upweight.tasks.task import Task, reward_of
 from upweight.train.args import TrainArgs
-from upweight.train.begun import as_begun, differences
+from upweight.train.begun import as_begun, check_model, differences, flat_config
 from upweight.train.check import check_args
+from upweight.train.console import announce
 from upweight.train.folder import RunFolder, check_free
 from upweight.train.intake import fitting, judgeable
 from upweight.train.launch import Launch
 from upweight.train.ranks import ALONE, Ranks, device_of, joined_ranks
+from upweight.train.redact import redact_logs
 from upweight.train.resolve import TINY, resolve_args
 from upweight.train.resume import AFRESH, Start, find_start
-from upweight.train.run import Run, TrainResult, announce, flat_config
+from upweight.train.run import Run, TrainResult
 from upweight.train.state import load_weights
 
 RewardFuncs = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
@@ -121,7 +125,9 @@ class Trainer:
             RewardError: a reward function returned something that is no reward.
         """
         check_args(self.args)
-        self._start = ranks.from_first(self._find_start)
+        self._start = start = ranks.from_first(self._find_start)
+        if self._loaded is None and start.checkpoint is not None and start.config is not None:
+            check_model(start.config, flat_config(self.args), start.checkpoint)
         resolve_device(device_of(self.args.device, ranks))
         task = self._task(chat=False)
         self._judgeable(task, self._runner(task, self.args.reward))
@@ -173,7 +179,8 @@ class Trainer:
         task = self._task(chat=policy.has_chat_template)
         parameters = sum(p.numel() for p in policy.model.parameters())
         start = self._start
-        args = resolve_args(as_begun(self.args, start.config), task, str(policy.device), parameters)
+        device = _named(self.args.device, policy.device)
+        args = resolve_args(as_begun(self.args, start.config), task, device, parameters)
         if start.folder is not None:
             args = dataclasses.replace(args, output_dir=str(start.folder))
         args = dataclasses.replace(args, output_dir=ranks.from_first(lambda: args.output_dir))
@@ -196,8 +203,8 @@ class Trainer:
             ).go()
         finally:
             runner.close()
-            folder.release()
             folder.discard_if_unused()
+            folder.release()
 
     def _task(self, *, chat: bool) -> Task:
         if self._data is None and self.args.data is not None:
@@ -223,6 +230,7 @@ class Trainer:
 
     def _runner(self, task: Task, reward: str | None) -> RewardRunner:
         """The reward functions, tried on one row of each part of the data."""
+        redact_logs()
         runner = make_runner(
             self._reward_funcs or reward_of(task, reward),
             self._reward_weights,
@@ -239,6 +247,16 @@ class Trainer:
         """The task, every gold answer tried on its reward where that is built in; others may be costly to call."""
         asked = self._reward_funcs or reward_of(task, self.args.reward)
         return judgeable(task, runner) if all_built_in(asked) else task
+
+
+def _named(device: str, place: torch.device) -> str:
+    """The device that config.json says: which of several GPUs only where that was asked for, as it binds who goes on.
+
+    Args:
+        device: as it was asked for.
+        place: where the model is.
+    """
+    return device if device == str(place) else place.type
 
 
 def _weights_of(functions: RewardFuncs | None, weights: Sequence[float] | None) -> list[float] | None:
