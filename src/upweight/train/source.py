@@ -46,8 +46,8 @@ class SamplingSource:
     update comes in between, so they are on-policy then too.
 
     With several ranks each samples and judges its share of a round, and all see all of it: the same groups, the same
-    decision. Where sampling or judging fails on one rank, it fails on all; the answers that reward functions failed on are
-    counted over all ranks.
+    decision. Where sampling or judging fails on one rank, it fails on all; what reward functions failed on is counted
+    over all ranks.
     """
 
     def __init__(
