@@ -134,8 +134,8 @@ class SamplingSource:
         for draw, ids in zip(draws, prompt_ids, strict=True):
             check_fits(draw.prompt, len(ids), self._sampling.max_new_tokens, self._context_length)
         if self._ranks.world == 1:
-            made, failures = self._answer(draws, prompt_ids)
-            self._runner.check_failures([failures])
+            made, failed = self._answer(draws, prompt_ids)
+            self._runner.check_failures([failed])
             return made
         mine = share_of(
             [len(ids) + self._group_size * self._sampling.max_new_tokens for ids in prompt_ids], self._ranks
