@@ -359,7 +359,7 @@ def test_waiting_groups_that_are_too_old_are_drawn_anew(scripted: Any) -> None:
             pass
 
 
-@pytest.mark.parametrize("when", ["generate", "score"])
+@pytest.mark.parametrize("when", ["generate", "judge"])
 def test_a_step_that_fails_while_sampling_leaves_the_source_where_it_stood(scripted: Any, when: str) -> None:
     """The second try, or a resumed run, samples the same groups."""
     engine = scripted(every_third)
