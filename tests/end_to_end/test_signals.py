@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.end_to_end.waiting import wait_for
 
 from upweight.rewards.workers.tree import below
 
@@ -94,14 +95,6 @@ def running(tmp_path: Path, moment: str, *flags: str, **environment: str) -> Ite
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
 
 
 def gone(pids: list[int], seconds: float = 10.0) -> list[int]:

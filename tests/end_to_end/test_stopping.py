@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.end_to_end.waiting import wait_for
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
@@ -31,14 +32,6 @@ def running(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

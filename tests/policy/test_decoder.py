@@ -134,9 +134,9 @@ def test_equal_answers_are_encoded_once_and_each_has_its_scores_and_its_gradient
 
 def test_short_rows_take_one_softmax_long_ones_and_half_precision_are_attended_to_in_parts() -> None:
     short, long = pack(PROMPTS, ANSWERS), pack([[1] * 20], [[2] * 80])
-    assert isinstance(attend_for(short, torch.float32), RowAttend)
-    assert isinstance(attend_for(short, torch.bfloat16), TreeAttend)
-    assert isinstance(attend_for(long, torch.float32), TreeAttend)
+    assert isinstance(attend_for(short, torch.float32, 6), RowAttend)
+    assert isinstance(attend_for(short, torch.bfloat16, 6), TreeAttend)
+    assert isinstance(attend_for(long, torch.float32, 6), TreeAttend)
 
 
 def test_a_prompt_is_in_the_pack_once_and_nothing_is_padded() -> None:

@@ -134,7 +134,7 @@ def test_a_full_disk_while_a_part_is_written_is_said_on_every_rank_and_leaves_no
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Told, "others", (None,))
-    monkeypatch.setattr(room, "save_file", full)
+    monkeypatch.setattr(room, "save_tensors", full)
     with pytest.raises(CheckpointError, match=r"No space left on device \(on rank 0\)"):
         write_part(folder, state, policy.model, Told(rank=0, world=2))
     assert not folder.exists()
@@ -143,7 +143,7 @@ def test_a_full_disk_while_a_part_is_written_is_said_on_every_rank_and_leaves_no
 def test_another_fault_while_a_part_is_written_is_not_called_a_full_disk(
     tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "save_file", lambda *args: (_ for _ in ()).throw(KeyError("ours")))
+    monkeypatch.setattr(room, "save_tensors", lambda *args: (_ for _ in ()).throw(KeyError("ours")))
     with pytest.raises(KeyError, match="ours"):
         write_part(tmp_path / "parts", {}, policy.model, Told(rank=0, world=2))
 

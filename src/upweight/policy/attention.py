@@ -67,8 +67,8 @@ def prompt_mask(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor | Non
     return torch.where(there, 0.0, _NOTHING).to(dtype)[:, None, None, :]
 
 
-def tree_mask(lengths: Tensor, width: int, longest: int, places: int, dtype: torch.dtype) -> Tensor:
-    """[P, 1, L, L] for prompts with their answers in one row of L places: 0 where a key is seen, a large negative else.
+def tree_mask(lengths: Tensor, width: int, longest: int, places: int, dtype: torch.dtype, heads: int) -> Tensor:
+    """[P H, L, L] for prompts with their answers in one row of L places: 0 where a key is seen, a large negative else.
 
     Args:
         lengths: [P] tokens of each prompt, on the CPU.
@@ -76,21 +76,21 @@ def tree_mask(lengths: Tensor, width: int, longest: int, places: int, dtype: tor
         longest: places of each answer behind it.
         places: L.
         dtype: of the queries.
+        heads: H, of the queries; all see alike.
     """
     place = torch.arange(places)
     answer = torch.where(place < width, -1, (place - width) // longest)
     own = (answer[:, None] == answer) & (answer >= 0)
     of_prompt = (place < lengths[:, None])[:, None, :]
     seen = (place[:, None] >= place) & (of_prompt | own)
-    return torch.where(seen, 0.0, _NOTHING).to(dtype)[:, None]
+    return torch.where(seen, 0.0, _NOTHING).to(dtype).repeat_interleave(heads, dim=0)
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D) + mask) v of [P, H, L, D] over [P, K, L, D]; for short rows, where it is the fastest."""
+    """softmax(q k^T / sqrt(D) + mask) v of [P, H, L, D] over [P, K, L, D], mask [P H, L, L]; for short rows."""
     repeats, shape = q.shape[1] // k.shape[1], q.shape
     q, k, v = (tensor.flatten(0, 1) for tensor in (q, _heads(k, repeats), _heads(v, repeats)))
-    wide = mask.expand(-1, shape[1], -1, -1).flatten(0, 1)
-    weights = torch.baddbmm(wide, q, k.transpose(1, 2), alpha=shape[-1] ** -0.5).softmax(dim=-1)
+    weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=shape[-1] ** -0.5).softmax(dim=-1)
     return torch.bmm(weights, v).view(shape)
 
 

@@ -119,26 +119,26 @@ TOGETHER = 96
 measured, forward and backward, 2.7 times at 38 places and as fast at 104, on one CPU thread in float32."""
 
 
-def attend_for(layout: Pack, dtype: torch.dtype) -> Attend:
+def attend_for(layout: Pack, dtype: torch.dtype, heads: int) -> Attend:
     """The `Attend` of a training pass, prompts causally, answers over their prompt and themselves: the faster way.
 
     In half precision always in parts: one softmax would round the scores before it.
     """
     whole = RowAttend.places(layout) <= TOGETHER and dtype.itemsize >= 4
-    return RowAttend(layout, dtype) if whole else TreeAttend(layout, dtype)
+    return RowAttend(layout, dtype, heads) if whole else TreeAttend(layout, dtype)
 
 
 class RowAttend:
     """A prompt and all of its answers as one row under one mask: for short rows."""
 
-    def __init__(self, layout: Pack, dtype: torch.dtype) -> None:
+    def __init__(self, layout: Pack, dtype: torch.dtype, heads: int) -> None:
         width, each = int(layout.prompt_lengths.max()), self.places(layout)
         behind = each - width
         of_prompts = layout.prompt_slots // width * each + layout.prompt_slots % width
         of_answers = layout.answer_slots // behind * each + width + layout.answer_slots % behind
         self.slots = torch.cat([of_prompts, of_answers])
         self.table = (len(layout.prompt_lengths), each)
-        self.mask = tree_mask(layout.prompt_lengths, width, layout.answers[1], each, dtype)
+        self.mask = tree_mask(layout.prompt_lengths, width, layout.answers[1], each, dtype, heads)
 
     @staticmethod
     def places(layout: Pack) -> int:

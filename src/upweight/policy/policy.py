@@ -173,7 +173,8 @@ class Policy:
         return TokenScores(logprobs=logprobs, entropy=entropy)
 
     def _score_packed(self, layout: Pack, temperature: float, kept: Sequence[np.ndarray | None] | None) -> TokenScores:
-        hidden = Decoder(self.model).hidden(layout.ids, layout.positions, attend_for(layout, self.dtype))
+        decoder = Decoder(self.model)
+        hidden = decoder.hidden(layout.ids, layout.positions, attend_for(layout, self.dtype, decoder.heads))
         hidden, head = hidden[layout.predicts], self.model.lm_head
         if type(head) in (torch.nn.Linear, Float32Linear) and head.bias is None:
             wide = isinstance(head, Float32Linear)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from upweight.policy.policy import Policy
-from upweight.train.optimizer import MasterAdamW
+from upweight.train.optimizer import MasterAdamW, own_part
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Update, Verdict
 
@@ -292,5 +292,4 @@ def write_dump(folder: Path, step: int, batch: Batch, faults: Sequence[Fault]) -
 
 
 def _finite(tensor: Tensor) -> bool:
-    local = getattr(tensor, "to_local", None)  # of a sharded parameter, this rank's part
-    return bool((tensor if local is None else local()).isfinite().all())
+    return bool(own_part(tensor).isfinite().all())

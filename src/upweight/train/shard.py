@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -19,6 +18,7 @@ from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy
 from upweight.train.checkpoint import TENSORS, not_written, reason_of
 from upweight.train.ranks import Ranks
+from upweight.train.state import save_tensors
 
 PARTS = "optimizer"
 """Folder of a checkpoint that holds the optimiser's state in parts."""
@@ -95,7 +95,7 @@ def write_part(folder: Path, state: Mapping[str, Tensor], model: Any, ranks: Ran
 def _write(folder: Path, state: Mapping[str, Tensor], model: Any, ranks: Ranks) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / PART.format(rank=ranks.rank, world=ranks.world)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, file)
+    save_tensors(state, file)
     if ranks.first:
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         slices = [

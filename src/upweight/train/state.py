@@ -70,9 +70,14 @@ class Progress:
 
 def save_training(folder: Path, progress: Progress, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write everything of a checkpoint but model and tokenizer."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+    save_tensors(tensors, folder / TENSORS)
     for name, value in ((TRAINING, dataclasses.asdict(progress)), (CONFIG, config)):
         (folder / name).write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors by name, wherever they are and however they lie."""
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
 def load_progress(folder: Path) -> Progress:
