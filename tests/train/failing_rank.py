@@ -1,6 +1,8 @@
-"""A run whose rank 1 goes wrong while it judges: HOW STEP FOLDER [--once | --twice]. Started by torchrun.
+"""A run whose rank 1 goes wrong while it judges: HOW STEP FOLDER [--once | --twice] [--full]. Started by torchrun.
 
-HOW is kill, sleep, raise, or noise: then nobody goes wrong, and every rank rewards by a noise of its own.
+HOW is kill, sleep, raise, or noise: then nobody goes wrong, and every rank rewards by a noise of its own; or held-out:
+then rank 1 goes wrong in the evaluation after step STEP. With --full the model is in parts, and nothing is saved on the
+way.
 """
 
 import os
@@ -22,16 +24,17 @@ judged = 0
 
 
 def letters(completions: list[str], **_: Any) -> Any:
-    """The share of lower-case letters; in step STEP of a run, rank 1 goes wrong."""
+    """The share of lower-case letters, unless rank 1 goes wrong."""
     global judged
-    judged += (Path(FOLDER) / "checkpoint-1").exists()
+    step = len(completions) == 4
+    judged += step
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" or "--once" not in MORE
-    if RANK == "1" and judged == int(STEP) - 1 and first:
+    if RANK == "1" and judged == int(STEP) and first and step == (HOW != "held-out"):
         if HOW == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if HOW == "sleep":
             time.sleep(3600)
-        if HOW == "raise":
+        if HOW in ("raise", "held-out"):
             return "no list"
     if HOW == "noise":
         return [random.random() for _ in completions]
@@ -39,6 +42,7 @@ def letters(completions: list[str], **_: Any) -> Any:
 
 
 if __name__ == "__main__":
+    full = "--full" in MORE
     (Path(FOLDER).parent / f"pid-{RANK}").write_text(str(os.getpid()))
     for folder in [FOLDER, f"{FOLDER}-again"] if "--twice" in MORE else [FOLDER]:
         Trainer(
@@ -47,7 +51,8 @@ if __name__ == "__main__":
             args=TrainArgs(
                 output_dir=folder,
                 max_steps=5,
-                save_every=1,
+                save_every=0 if full else 1,
+                eval_every=1,
                 prompts_per_step=2,
                 group_size=4,
                 max_new_tokens=8,
@@ -55,5 +60,6 @@ if __name__ == "__main__":
                 objective=Objective(kl_coef=0.0),
             ),
             train_dataset=[{"prompt": f"say {n}"} for n in range(16)],
-            launch=Launch(resume="auto", rank_timeout=10.0),
+            eval_dataset=[{"prompt": "say 1"}, {"prompt": "say 2"}] if HOW == "held-out" else None,
+            launch=Launch(resume="auto", rank_timeout=10.0, shard="full" if full else "none"),
         ).train()

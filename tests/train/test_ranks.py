@@ -316,6 +316,28 @@ def test_a_rank_that_dies_raises_or_sleeps_ends_the_others_which_name_it(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "step", "stood"), [("held-out", "3", "checkpoint-3"), ("full-raise", "4", "checkpoint-3")]
+)
+def test_a_failure_that_all_ranks_know_of_costs_no_step_of_a_model_in_parts(
+    tmp_path: Path, how: str, step: str, stood: str
+) -> None:
+    """In the evaluation after step 3 or in step 4: all are still there to write their parts."""
+    folder = tmp_path / "run"
+    code, text = run_to_the_end(torchrun([FAILING, how.removeprefix("full-"), step, str(folder), "--full"]), 150)
+    assert code != 0
+    assert "RewardError: The reward function 'letters' must return a list" in text, text
+    assert [path.name for path in folder.glob("checkpoint-*")] == [stood]
+    assert sorted(path.name for path in (folder / stood / "optimizer").glob("*.safetensors")) == [
+        f"part-0000{rank}-of-00002.safetensors" for rank in range(2)
+    ]
+    code, text = run_to_the_end(torchrun([FAILING, "none", "0", str(folder), "--full"]), 150)
+    assert code == 0, text
+    assert f"going on from {folder / stood}" in text
+    assert steps_of(folder) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
 def test_torchrun_starts_them_again_and_they_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, text = run_to_the_end(torchrun([FAILING, "kill", "3", str(folder), "--once"], "--max-restarts", "1"), 200)

@@ -123,7 +123,7 @@ def test_a_signal_ends_an_evaluation_and_going_on_makes_up_for_it(
 ) -> None:
     """In the middle of a run and at its end: an evaluation may take long, and whoever sent the signal does not wait."""
     with monkeypatch.context() as patch:
-        real = held_out_room.greedy_answers
+        real = held_out_room.answered
 
         def stopped(*args: Any) -> Any:
             metrics = runs.path / "stopped" / "metrics.jsonl"
@@ -131,7 +131,7 @@ def test_a_signal_ends_an_evaluation_and_going_on_makes_up_for_it(
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(*args)
 
-        patch.setattr(held_out_room, "greedy_answers", stopped)
+        patch.setattr(held_out_room, "answered", stopped)
         with pytest.raises(SystemExit) as caught:
             runs("stopped", **EVALUATED)
     assert caught.value.code == 143

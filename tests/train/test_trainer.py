@@ -359,14 +359,14 @@ def test_a_signal_is_answered_by_a_checkpoint_of_the_last_step(
     import upweight.train.step as steps_room
 
     if when == "evaluation":
-        real = held_out_room.greedy_answers
+        real = held_out_room.answered
 
         def evaluate(*args: Any) -> Any:
             if (tmp_path / "run" / "metrics.jsonl").exists():
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(*args)
 
-        monkeypatch.setattr(held_out_room, "greedy_answers", evaluate)
+        monkeypatch.setattr(held_out_room, "answered", evaluate)
     elif when in ("update", "sampling"):
         place, name = (steps_room, "make_batch") if when == "update" else (room, "training_step")
         real = getattr(place, name)

@@ -114,20 +114,13 @@ def greedy_accuracy(
     """
     if not prompts:
         raise bad_parameter("prompts", "greedy_accuracy", "at least one prompt", prompts)
-    return accuracy_of(greedy_answers(engine, encode, decode, prompts, runner, max_new_tokens))
+    groups = collect(engine, encode, decode, prompts, runner, greedy(max_new_tokens))
+    return accuracy_of([group[0] for group in groups])
 
 
-def greedy_answers(
-    engine: Engine,
-    encode: Callable[[Prompt], Sequence[int]],
-    decode: Callable[[Sequence[int]], str],
-    prompts: Sequence[Prompt],
-    runner: RewardRunner,
-    max_new_tokens: int,
-) -> list[Answer]:
-    """One judged greedy answer to each prompt, which may be none; see `greedy_accuracy`."""
-    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=0.0)
-    return [group[0] for group in collect(engine, encode, decode, prompts, runner, sampling)]
+def greedy(max_new_tokens: int) -> Sampling:
+    """The most likely token, again and again: what an accuracy is measured with."""
+    return Sampling(max_new_tokens=max_new_tokens, temperature=0.0)
 
 
 def accuracy_of(answers: Sequence[Answer]) -> Accuracy:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from upweight.rewards.runner import RewardRunner
+from upweight.rewards.runner import Failures, RewardRunner
 from upweight.rewards.score import Score, Status
 from upweight.rollout.completion import Engine, FinishReason, Sampling
 from upweight.tasks.prompt import Prompt
@@ -69,25 +69,44 @@ def collect(
     answers: list[list[Answer]] = []
     at_once = max(1, ANSWERS_AT_ONCE // n)
     for start in range(0, len(prompts), at_once):
-        part = prompts[start : start + at_once]
-        keys = [(prompt.row, 0) for prompt in part]
-        groups = engine.generate([encode(prompt) for prompt in part], n, sampling, keys=keys)
-        completions = [completion for group in groups for completion in group]
-        asked = [prompt for prompt in part for _ in range(n)]
-        texts = [decode(completion.token_ids) for completion in completions]
-        scores = runner.score(asked, texts, completion_ids=[completion.token_ids for completion in completions])
-        judged = [
-            Answer(
-                prompt=prompt,
-                sample=place % n,
-                text=text,
-                tokens=len(completion.token_ids),
-                truncated=completion.finish_reason is FinishReason.LENGTH,
-                score=score,
-            )
-            for place, (prompt, text, completion, score) in enumerate(
-                zip(asked, texts, completions, scores, strict=True)
-            )
-        ]
-        answers += [judged[place : place + n] for place in range(0, len(judged), n)]
+        made, failures = answered(engine, encode, decode, prompts[start : start + at_once], runner, sampling, n)
+        runner.check_failures([failures])
+        answers += made
     return answers
+
+
+def answered(
+    engine: Engine,
+    encode: Callable[[Prompt], Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+    prompts: Sequence[Prompt],
+    runner: RewardRunner,
+    sampling: Sampling,
+    n: int = 1,
+) -> tuple[list[list[Answer]], Failures]:
+    """`collect` in one call of the engine, however many answers reward functions failed on; same arguments.
+
+    Returns:
+        The answers, and the failures for `RewardRunner.check_failures`.
+    """
+    if not prompts:
+        return [], {}
+    keys = [(prompt.row, 0) for prompt in prompts]
+    groups = engine.generate([encode(prompt) for prompt in prompts], n, sampling, keys=keys)
+    completions = [completion for group in groups for completion in group]
+    asked = [prompt for prompt in prompts for _ in range(n)]
+    texts = [decode(completion.token_ids) for completion in completions]
+    ids = [completion.token_ids for completion in completions]
+    scores, failures = runner.judge(asked, texts, completion_ids=ids)
+    judged = [
+        Answer(
+            prompt=prompt,
+            sample=place % n,
+            text=text,
+            tokens=len(completion.token_ids),
+            truncated=completion.finish_reason is FinishReason.LENGTH,
+            score=score,
+        )
+        for place, (prompt, text, completion, score) in enumerate(zip(asked, texts, completions, scores, strict=True))
+    ]
+    return [judged[place : place + n] for place in range(0, len(judged), n)], failures

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from upweight.evaluate.accuracy import Accuracy, accuracy_of, greedy_answers
+from upweight.evaluate.accuracy import Accuracy, accuracy_of, greedy
+from upweight.evaluate.answers import Answer, answered
 from upweight.policy.policy import Policy
-from upweight.rewards.runner import RewardRunner
+from upweight.rewards.runner import Failures, RewardRunner
 from upweight.rollout.completion import Engine
 from upweight.tasks.task import Task
+from upweight.train.divided import divided
 from upweight.train.folder import RunFolder, read_rows
 from upweight.train.intake import EVAL_PROMPTS
-from upweight.train.ranks import share_of
 from upweight.train.state import undisturbed
 
 
@@ -51,18 +52,25 @@ class HeldOut:
 
         Args:
             step: steps taken.
+
+        Raises:
+            RewardError: a reward function failed on a larger share of the answers than it may.
+            Exception: as `divided` does, on all ranks.
         """
         if not self._prompts:
             return None
         policy, ranks = self._policy, self._folder.ranks
         ranks.at(f"in the evaluation after step {step}")
-        mine = share_of([1] * len(self._prompts), ranks)
-        with undisturbed():
+        sampling = greedy(self._budget)
+
+        def answer(mine: list[int]) -> tuple[list[Answer], Failures]:
             asked = [self._prompts[place] for place in mine]
-            answers = greedy_answers(self._engine, policy.encode, policy.decode, asked, self._runner, self._budget)
-        parts = ranks.gather(dict(zip(mine, answers, strict=True)))
-        by_place = {place: answer for part in parts for place, answer in part.items()}
-        accuracy = accuracy_of([by_place[place] for place in range(len(self._prompts))])
+            groups, failures = answered(self._engine, policy.encode, policy.decode, asked, self._runner, sampling)
+            return [group[0] for group in groups], failures
+
+        with undisturbed():
+            answers = divided([1] * len(self._prompts), answer, self._runner, ranks)
+        accuracy = accuracy_of(answers)
         self._folder.write_evaluation(
             {
                 "step": step,

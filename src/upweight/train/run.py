@@ -18,6 +18,7 @@ from upweight.train.begun import flat_config
 from upweight.train.checkpoint import CheckpointError
 from upweight.train.console import Console, announce, remarks_on
 from upweight.train.curve import draw_curve
+from upweight.train.divided import on_all_ranks
 from upweight.train.folder import RunFolder, metrics_row
 from upweight.train.handshake import TOLERANCE, shake_hands
 from upweight.train.held_out import HeldOut
@@ -222,16 +223,18 @@ class Run:
         """
         try:
             yield
-        except Exception:
-            if learner.whole is not None:
+        except Exception as error:
+            if learner.whole is not None and not on_all_ranks(error):
                 raise  # the parts that the others hold may be out of reach
             try:
                 # With an update behind it, the weights are no longer those of that step.
                 unchanged = self.policy.version == stood.version
                 saved = self.keeper.write(learner, stood) if unchanged else self.keeper.write_failed(stood.step + 1)
                 self.console.say(f"{what} failed; saved {saved}")
-            except CheckpointError as error:
-                self.console.say(f"{what} failed, and so did saving: {error}")
+            except CheckpointError as why:
+                self.console.say(f"{what} failed, and so did saving: {why}")
+            if on_all_ranks(error):
+                self.ranks.agree(True)  # whoever leaves first ends the others, and one of them may still be writing
             raise
 
     def _record(self, report: StepReport, batch: Batch, remarks: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ from upweight.rewards.runner import Failures, RewardRunner
 from upweight.rollout.completion import Engine, Sampling
 from upweight.tasks.prompt import Draw, Prompt
 from upweight.tasks.task import PromptStream
+from upweight.train.divided import divided
 from upweight.train.held import group_from_json, group_to_json
-from upweight.train.ranks import ALONE, Ranks, share_of
+from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Group, Sampled
 from upweight.train.signals import SamplingDropped
 
@@ -129,35 +130,16 @@ class SamplingSource:
         )
 
     def _sample(self, draws: Sequence[Draw]) -> list[Group]:
-        """The draws' groups, in order: this rank's share made here, the others' gathered."""
+        """The draws' groups, in order."""
         prompt_ids = [self._encode(draw.prompt) for draw in draws]
         for draw, ids in zip(draws, prompt_ids, strict=True):
             check_fits(draw.prompt, len(ids), self._sampling.max_new_tokens, self._context_length)
-        if self._ranks.world == 1:
-            made, failed = self._answer(draws, prompt_ids)
-            self._runner.check_failures([failed])
-            return made
-        mine = share_of(
-            [len(ids) + self._group_size * self._sampling.max_new_tokens for ids in prompt_ids], self._ranks
+        return divided(
+            [len(ids) + self._group_size * self._sampling.max_new_tokens for ids in prompt_ids],
+            lambda mine: self._answer([draws[place] for place in mine], [prompt_ids[place] for place in mine]),
+            self._runner,
+            self._ranks,
         )
-        groups: dict[int, Group] = {}
-        failures: Failures = {}
-        failure: Exception | None = None
-        try:
-            made, failures = self._answer([draws[place] for place in mine], [prompt_ids[place] for place in mine])
-            groups = dict(zip(mine, made, strict=True))
-        except Exception as error:  # noqa: BLE001 - raised below, once all ranks know of it
-            failure = error
-        problem = None if failure is None else (type(failure).__name__, str(failure))
-        told = self._ranks.gather((groups, failures, problem))
-        if failure is not None:
-            raise failure
-        for rank, (_, _, problem) in enumerate(told):
-            if problem is not None:
-                raise RuntimeError(f"Rank {rank} failed while sampling or judging: {problem[0]}: {problem[1]}")
-        self._runner.check_failures([failures for _, failures, _ in told])
-        everything = {place: group for groups, *_ in told for place, group in groups.items()}
-        return [everything[place] for place in range(len(draws))]
 
     def _answer(self, draws: Sequence[Draw], prompt_ids: Sequence[list[int]]) -> tuple[list[Group], Failures]:
         if not draws:
