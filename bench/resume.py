@@ -151,7 +151,7 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
     import statistics
 
     import upweight.train.guards as guards
-    import upweight.train.keeper as keeper
+    import upweight.train.saving.keeper as keeper
     import upweight.train.step as step
     from upweight.train.args import TrainArgs
     from upweight.train.trainer import Trainer

@@ -163,7 +163,7 @@ def test_a_detail_that_names_nothing_real_is_named_itself(text: str, fault: str)
 
 def test_methods_private_names_and_parametrised_tests_are_found() -> None:
     text = (
-        "`upweight.policy.policy.Policy.score` `upweight.train.plan._kept` "
+        "`upweight.policy.policy.Policy.score` `upweight.train.passes._kept` "
         "`tests/test_docs.py::test_every_link_leads_somewhere[README.md]`"
     )
     assert faults_of(1, text) == []

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from upweight.objective.errors import UsageError
-from upweight.train.checkpoint import CONFIG, MANIFEST, TRAINING
 from upweight.train.from_trl import read_trl
 from upweight.train.run import TrainResult
+from upweight.train.saving.checkpoint import CONFIG, MANIFEST, TRAINING
 from upweight.train.trainer import Trainer
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from upweight.train.checkpoint import checkpoints_of, step_of
-from upweight.train.resume import check_checkpoint
+from upweight.train.saving.checkpoint import checkpoints_of, step_of
+from upweight.train.saving.resume import check_checkpoint
 
 Train = Callable[..., Any]
 

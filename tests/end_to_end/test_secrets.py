@@ -16,9 +16,9 @@ from upweight import TrainArgs, Trainer
 from upweight.rewards.score import Score, Status
 from upweight.tasks.prompt import Draw, Prompt
 from upweight.train.console import Console
-from upweight.train.held import group_to_json, why_told
 from upweight.train.records import Group
 from upweight.train.redact import LOGGERS, redact, redacted
+from upweight.train.saving.held import group_to_json, why_told
 
 HUB, PASSED, IN_URL, ON_ARGV = (
     "hf_abcdefGHIJKL0123456789",

@@ -29,7 +29,7 @@ module, _, name = {
     "warm-up": "upweight.train.run:warm_up_cached",
     "rollout": "upweight.rollout.engine:draw_tokens",
     "backward": "torch.autograd:backward",
-    "save": "upweight.train.keeper:save_training",
+    "save": "upweight.train.saving.keeper:save_training",
 }[moment].partition(":")
 room = importlib.import_module(module)
 real, calls = getattr(room, name), [0]

@@ -20,7 +20,7 @@ from upweight.report.footprint import Footprint, Setup, activations, footprint, 
 from upweight.report.shapes import SHAPES, Shape
 from upweight.rollout.cached import SharedRows
 from upweight.rollout.engine import LocalEngine
-from upweight.train.plan import cut
+from upweight.train.passes import cut
 
 SEVEN = Setup(shape=SHAPES["qwen2.5-7b"], dtype="bfloat16")
 

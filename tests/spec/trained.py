@@ -18,7 +18,7 @@ from upweight.tasks.prompt import Draw, Prompt
 from upweight.train.args import TrainArgs
 from upweight.train.batch import make_batch, with_advantages
 from upweight.train.optimizer import MasterAdamW
-from upweight.train.plan import plan_updates
+from upweight.train.passes import plan_updates
 from upweight.train.records import Batch, Group, MicroBatch, Update, Verdict
 from upweight.train.step import Learner, take_update
 

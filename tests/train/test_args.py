@@ -9,8 +9,8 @@ from upweight import TrainArgs, Trainer
 from upweight.objective.errors import UsageError
 from upweight.objective.presets import PRESETS, preset
 from upweight.tasks.registry import make_task
-from upweight.train.begun import flat_config
 from upweight.train.resolve import resolve_args
+from upweight.train.saving.begun import flat_config
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -16,7 +16,7 @@ from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
 from upweight.rollout.completion import FinishReason
 from upweight.train.batch import make_batch, with_advantages
-from upweight.train.plan import plan_updates
+from upweight.train.passes import plan_updates
 from upweight.train.records import Batch, Group
 from upweight.train.step import Learner, take_update, training_step
 

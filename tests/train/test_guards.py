@@ -18,7 +18,6 @@ from upweight import TrainArgs, Trainer
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
 from upweight.rollout.completion import Completion, FinishReason
-from upweight.train.checkpoint import CheckpointError
 from upweight.train.guards import (
     MAX_IN_A_ROW,
     Guard,
@@ -28,8 +27,9 @@ from upweight.train.guards import (
     first_nonfinite_module,
 )
 from upweight.train.optimizer import MasterAdamW
-from upweight.train.plan import plan_updates
+from upweight.train.passes import plan_updates
 from upweight.train.records import Group, StepReport
+from upweight.train.saving.checkpoint import CheckpointError
 from upweight.train.step import Learner, training_step
 
 Make = Callable[..., Learner]

@@ -23,7 +23,7 @@ from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
 from upweight.train.batch import make_batch
 from upweight.train.heartbeat import Heartbeat
-from upweight.train.plan import passes_of
+from upweight.train.passes import passes_of
 from upweight.train.ranks import ALONE, RankError, Ranks, device_of, joined_ranks, share_of, shares
 from upweight.train.records import Batch, Group
 from upweight.train.shard import rows_of

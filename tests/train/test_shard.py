@@ -17,8 +17,8 @@ from torch import Tensor
 import upweight.train.shard as room
 from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy
-from upweight.train.checkpoint import CheckpointError
 from upweight.train.ranks import Ranks
+from upweight.train.saving.checkpoint import CheckpointError
 from upweight.train.shard import read_state, rows_of, write_part
 
 

@@ -20,8 +20,8 @@ from upweight.rewards.score import Score, Status
 from upweight.rollout.completion import Completion, FinishReason, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.rows import RowsTask
-from upweight.train.held import group_from_json, group_to_json
 from upweight.train.records import Group, Sampled
+from upweight.train.saving.held import group_from_json, group_to_json
 from upweight.train.signals import SamplingDropped
 from upweight.train.source import SamplingSource, StaleError, check_age
 from upweight.train.step import Learner, training_step

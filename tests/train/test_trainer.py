@@ -22,11 +22,11 @@ from upweight.policy.variants import Float32Linear
 from upweight.rewards.contract import RewardError
 from upweight.rollout.completion import Sampling
 from upweight.rollout.engine import LocalEngine
-from upweight.train.begun import flat_config
 from upweight.train.handshake import HandshakeError
 from upweight.train.launch import Launch
 from upweight.train.resolve import resolve_args
 from upweight.train.run import TrainResult
+from upweight.train.saving.begun import flat_config
 from upweight.train.trainer import _named
 
 ROWS = [{"prompt": f"say {n}", "answer": "x", "level": n} for n in range(6)]

@@ -12,9 +12,9 @@ from upweight.cli.config import read_config
 from upweight.cli.flags import Call, resolve
 from upweight.objective.dialects import Translation
 from upweight.objective.errors import UsageError
-from upweight.train.begun import begun_config, device_again
 from upweight.train.check import check_args
 from upweight.train.launch import Launch
+from upweight.train.saving.begun import begun_config, device_again
 
 PROGRAM = "upweight train"
 

@@ -120,11 +120,10 @@ def answer_rows(evaluation: Evaluation, model: str) -> Iterator[dict[str, Any]]:
 
 
 def _row(answer: Answer, model: str, *, seed: int | None) -> dict[str, Any]:
-    text = answer.prompt.text
     return {
         "model": model,
         "row": answer.prompt.row,
-        "prompt": text if isinstance(text, str) else [dict(message) for message in text],
+        "prompt": answer.prompt.said,
         "gold": answer.prompt.answer,
         "seed": seed,
         "sample": None if seed is None else answer.sample,

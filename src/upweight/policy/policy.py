@@ -98,8 +98,7 @@ class Policy:
                 "template: give the prompt as a string, or choose an instruct model."
             )
         else:
-            messages = [dict(message) for message in prompt.text]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(prompt.said, tokenize=False, add_generation_prompt=True)
             ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if not ids:
             raise UsageError(

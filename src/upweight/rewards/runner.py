@@ -433,7 +433,7 @@ def _arguments(function: RewardFunction, answers: Sequence[_Answer]) -> dict[str
     if "answer" in named:
         columns["answer"] = None  # also where no row of this batch has one: a verifier then says so, row by row
     arguments: dict[str, list[object]] = {
-        "prompts": [_shown_prompt(answer.prompt) for answer in answers],
+        "prompts": [answer.prompt.said for answer in answers],
         "completions": [_shown_completion(answer) for answer in answers],
         **{name: [row.get(name) for row in rows] for name in columns},
     }
@@ -447,10 +447,6 @@ def _arguments(function: RewardFunction, answers: Sequence[_Answer]) -> dict[str
 def _columns(prompt: Prompt) -> Mapping[str, object]:
     answer = {} if prompt.answer is None else {"answer": prompt.answer}
     return answer | {name: value for name, value in prompt.columns.items() if name not in _OWN}
-
-
-def _shown_prompt(prompt: Prompt) -> str | list[dict[str, str]]:
-    return prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
 
 
 def _shown_completion(answer: _Answer) -> Completion:

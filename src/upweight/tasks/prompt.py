@@ -37,6 +37,16 @@ class Prompt:
         """
         return self.where or f"row {self.row}"
 
+    @property
+    def said(self) -> str | list[dict[str, str]]:
+        """`text` as JSON has it: messages as plain dicts, copied, so that whoever changes them changes their own.
+
+        Example:
+            >>> Prompt(row=0, text=({"role": "user", "content": "2+2="},)).said
+            [{'role': 'user', 'content': '2+2='}]
+        """
+        return self.text if isinstance(self.text, str) else [dict(message) for message in self.text]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:

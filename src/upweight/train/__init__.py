@@ -1,1 +1,1 @@
-"""The loop: plan a batch, take a step, log it, save it."""
+"""The loop: cut a batch into passes, take a step, log it, save it."""

@@ -13,10 +13,10 @@ from upweight.objective.advantage import uninformative_share
 from upweight.objective.remarks import notes
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
-from upweight.train.begun import flat_config, spelled
 from upweight.train.intake import EVAL_PROMPTS
 from upweight.train.records import StepReport
 from upweight.train.redact import redact
+from upweight.train.saving.begun import flat_config, spelled
 
 ROWS = 12
 """Steps the live table shows."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from upweight.train.folder import read_rows
+from upweight.train.saving.folder import read_rows
 
 
 def draw_curve(folder: Path) -> Path:

@@ -9,9 +9,9 @@ from upweight.rewards.runner import Failures, RewardRunner
 from upweight.rollout.completion import Engine
 from upweight.tasks.task import Task
 from upweight.train.divided import divided
-from upweight.train.folder import RunFolder, read_rows
 from upweight.train.intake import EVAL_PROMPTS
-from upweight.train.state import undisturbed
+from upweight.train.saving.folder import RunFolder, read_rows
+from upweight.train.saving.state import undisturbed
 
 
 class HeldOut:

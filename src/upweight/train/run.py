@@ -14,25 +14,25 @@ from upweight.rollout.completion import Engine, Sampling
 from upweight.rollout.engine import LocalEngine
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
-from upweight.train.begun import flat_config
-from upweight.train.checkpoint import CheckpointError
 from upweight.train.console import Console, announce, remarks_on
 from upweight.train.curve import draw_curve
 from upweight.train.divided import on_all_ranks
-from upweight.train.folder import RunFolder, metrics_row
 from upweight.train.handshake import TOLERANCE, shake_hands
 from upweight.train.held_out import HeldOut
-from upweight.train.keeper import Keeper
 from upweight.train.launch import Launch
 from upweight.train.optimizer import MasterAdamW
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, StepReport
 from upweight.train.resolve import TINY, known
-from upweight.train.resume import AFRESH, Start
+from upweight.train.saving.begun import flat_config
+from upweight.train.saving.checkpoint import CheckpointError
+from upweight.train.saving.folder import RunFolder, metrics_row
+from upweight.train.saving.keeper import Keeper
+from upweight.train.saving.resume import AFRESH, Start
+from upweight.train.saving.state import Progress
 from upweight.train.shard import sharded
 from upweight.train.signals import GracefulStop, SamplingDropped
 from upweight.train.source import SamplingSource
-from upweight.train.state import Progress
 from upweight.train.step import Learner, training_step
 from upweight.train.tally import RewardTally
 

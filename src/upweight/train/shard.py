@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy
-from upweight.train.checkpoint import TENSORS, not_written, reason_of
 from upweight.train.ranks import Ranks
-from upweight.train.state import save_tensors
+from upweight.train.saving.checkpoint import TENSORS, not_written, reason_of
+from upweight.train.saving.state import save_tensors
 
 PARTS = "optimizer"
 """Folder of a checkpoint that holds the optimiser's state in parts."""

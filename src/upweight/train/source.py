@@ -12,9 +12,9 @@ from upweight.rollout.completion import Engine, Sampling
 from upweight.tasks.prompt import Draw, Prompt
 from upweight.tasks.task import PromptStream
 from upweight.train.divided import divided
-from upweight.train.held import group_from_json, group_to_json
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Group, Sampled
+from upweight.train.saving.held import group_from_json, group_to_json
 from upweight.train.signals import SamplingDropped
 
 

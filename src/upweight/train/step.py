@@ -17,7 +17,7 @@ from upweight.train.args import TrainArgs
 from upweight.train.batch import make_batch, with_advantages
 from upweight.train.guards import Guard, broken_inputs, find_fault, judge
 from upweight.train.optimizer import MasterAdamW, learning_rate
-from upweight.train.plan import passes_of, plan_updates
+from upweight.train.passes import passes_of, plan_updates
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, MicroBatch, PassResult, StepReport, Update, UpdateResult, Verdict
 from upweight.train.report import make_report

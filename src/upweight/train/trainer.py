@@ -19,18 +19,18 @@ from upweight.tasks.registry import make_task
 from upweight.tasks.rows import PromptsTask, RowsTask
 from upweight.tasks.task import Task, reward_of
 from upweight.train.args import TrainArgs
-from upweight.train.begun import as_begun, check_model, differences, flat_config
 from upweight.train.check import check_args
 from upweight.train.console import announce
-from upweight.train.folder import RunFolder, check_free
 from upweight.train.intake import fitting, judgeable
 from upweight.train.launch import Launch
 from upweight.train.ranks import ALONE, Ranks, device_of, joined_ranks
 from upweight.train.redact import redact_logs
 from upweight.train.resolve import TINY, resolve_args
-from upweight.train.resume import AFRESH, Start, find_start
 from upweight.train.run import Run, TrainResult
-from upweight.train.state import load_weights
+from upweight.train.saving.begun import as_begun, check_model, differences, flat_config
+from upweight.train.saving.folder import RunFolder, check_free
+from upweight.train.saving.resume import AFRESH, Start, find_start
+from upweight.train.saving.state import load_weights
 
 RewardFuncs = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 

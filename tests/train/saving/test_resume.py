@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from tests.train.runs import ROWS, Runs, assert_equal_runs, letters, noisy, rows_of, starved, state_of, without_times
 
-import upweight.train.folder as folder_room
 import upweight.train.run as run_room
+import upweight.train.saving.folder as folder_room
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
 from upweight.rewards.contract import RewardError
-from upweight.train.checkpoint import CheckpointError
 from upweight.train.optimizer import MasterAdamW
+from upweight.train.saving.checkpoint import CheckpointError
 
 
 @pytest.fixture

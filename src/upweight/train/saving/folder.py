@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError, bad_parameter
-from upweight.train.checkpoint import TEMPORARY, checkpoints_of, prune, remove_whole, step_of, sync, write_whole
-from upweight.train.held import why_told
-from upweight.train.lock import FolderLock, Taken, owner_of
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Group, StepReport
 from upweight.train.redact import redacted
+from upweight.train.saving.checkpoint import TEMPORARY, checkpoints_of, prune, remove_whole, step_of, sync, write_whole
+from upweight.train.saving.held import why_told
+from upweight.train.saving.lock import FolderLock, Taken, owner_of
 
 LOCK = "lock"
 
@@ -292,7 +292,7 @@ def _rollout_rows(group: Group) -> list[dict[str, Any]]:
             "row": prompt.row,
             "draw": group.draw.number,
             "sample": sample,
-            "prompt": prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
+            "prompt": prompt.said,
             "answer": prompt.answer,
             "completion": text,
             "tokens": len(completion.token_ids),

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import upweight.train.checkpoint as room
+import upweight.train.saving.checkpoint as room
 from upweight.objective.errors import UsageError
-from upweight.train.checkpoint import (
+from upweight.train.saving.checkpoint import (
     CheckpointError,
     DamagedCheckpoint,
     check_whole,
@@ -231,7 +231,7 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
-from upweight.train.checkpoint import CheckpointError, check_whole, checkpoints_of, write_whole
+from upweight.train.saving.checkpoint import CheckpointError, check_whole, checkpoints_of, write_whole
 
 run = Path(sys.argv[1])
 def save(folder, count=64):

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from tests.train.runs import ROWS, Runs, letters, rows_of, starved
 
-import upweight.train.folder as folder_room
-import upweight.train.keeper as keeper_room
+import upweight.train.saving.folder as folder_room
+import upweight.train.saving.keeper as keeper_room
 import upweight.train.trainer as trainer_room
 from upweight import TrainArgs, Trainer
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
 from upweight.policy.policy import Policy
-from upweight.train.checkpoint import DamagedCheckpoint, write_whole
 from upweight.train.launch import Launch
-from upweight.train.state import made_with
+from upweight.train.saving.checkpoint import DamagedCheckpoint, write_whole
+from upweight.train.saving.state import made_with
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from upweight.objective.errors import UsageError
-from upweight.train.folder import RunFolder, check_free, metrics_row, read_rows
 from upweight.train.ranks import Ranks
 from upweight.train.records import Group
+from upweight.train.saving.folder import RunFolder, check_free, metrics_row, read_rows
 from upweight.train.step import Learner, training_step
 
 
@@ -54,7 +54,7 @@ def test_a_claimed_folder_is_refused_with_the_owners_process(tmp_path: Path) -> 
 
 def test_a_race_for_an_empty_folder_has_one_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen it empty; the lock decides."""
-    import upweight.train.folder as room
+    import upweight.train.saving.folder as room
 
     first = RunFolder(tmp_path / "run")
     monkeypatch.setattr(room, "check_free", lambda path: None)
@@ -77,7 +77,7 @@ def test_a_number_that_another_process_has_by_now_keeps_nobody_out(tmp_path: Pat
 
 def test_where_there_are_no_file_locks_the_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems have none: a living process keeps the folder, a dead one does not."""
-    import upweight.train.lock as room
+    import upweight.train.saving.lock as room
 
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -110,7 +110,7 @@ def test_looking_whose_a_folder_is_keeps_nobody_from_taking_it(tmp_path: Path) -
     """Two may look at once, and who takes the lock waits for a look to be over."""
     import fcntl
 
-    from upweight.train.lock import FolderLock, owner_of
+    from upweight.train.saving.lock import FolderLock, owner_of
 
     path = tmp_path / "lock"
     path.touch()
@@ -192,7 +192,7 @@ def test_a_run_that_never_took_a_step_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_a_folder_is_removed_while_it_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process that has claimed it meanwhile would lose what it has in it."""
-    import upweight.train.folder as room
+    import upweight.train.saving.folder as room
 
     owners = []
     real = room.shutil.rmtree

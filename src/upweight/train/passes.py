@@ -1,4 +1,4 @@
-"""The plan of a step: which updates, which passes, and the weights that make the cut invisible."""
+"""The updates and passes of a step, and the weights that make the cut invisible."""
 
 import dataclasses
 import math

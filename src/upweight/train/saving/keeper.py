@@ -9,8 +9,9 @@ from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy
 from upweight.tasks.task import Task
 from upweight.train.args import TrainArgs
-from upweight.train.begun import check_identity, differences, no_longer_exact
-from upweight.train.checkpoint import (
+from upweight.train.guards import MAX_IN_A_ROW, first_nonfinite
+from upweight.train.saving.begun import check_identity, differences, no_longer_exact
+from upweight.train.saving.checkpoint import (
     TEMPORARY,
     CheckpointError,
     check_whole,
@@ -23,11 +24,9 @@ from upweight.train.checkpoint import (
     step_of,
     write_whole,
 )
-from upweight.train.folder import REFERENCE, RunFolder
-from upweight.train.guards import MAX_IN_A_ROW, first_nonfinite
-from upweight.train.resume import Start, names_of
-from upweight.train.shard import PARTS, read_state, write_part
-from upweight.train.state import (
+from upweight.train.saving.folder import REFERENCE, RunFolder
+from upweight.train.saving.resume import Start, names_of
+from upweight.train.saving.state import (
     Progress,
     checkpoint_bytes,
     identity_of,
@@ -39,6 +38,7 @@ from upweight.train.state import (
     set_random_state,
     weights_bytes,
 )
+from upweight.train.shard import PARTS, read_state, write_part
 from upweight.train.step import Learner
 from upweight.train.tally import RewardTally
 

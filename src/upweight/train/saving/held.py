@@ -26,7 +26,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
     prompt = group.draw.prompt
     return {
         "row": prompt.row,
-        "text": prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
+        "text": prompt.said,
         "answer": prompt.answer,
         "where": prompt.where,
         "draw": group.draw.number,

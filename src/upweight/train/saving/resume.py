@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError
-from upweight.train.begun import AUTO, as_path, is_checkpoint, read_config
-from upweight.train.checkpoint import (
+from upweight.train.saving.begun import AUTO, as_path, is_checkpoint, read_config
+from upweight.train.saving.checkpoint import (
     CONFIG,
     TENSORS,
     TRAINING,
@@ -17,7 +17,7 @@ from upweight.train.checkpoint import (
     checkpoints_of,
     step_of,
 )
-from upweight.train.folder import REFERENCE, check_free, refuse_taken
+from upweight.train.saving.folder import REFERENCE, check_free, refuse_taken
 
 _OF_A_RUN = ("config.json", "rollouts", "lock", REFERENCE)
 """What tells a run's folder from any other."""

@@ -23,7 +23,7 @@ from upweight.policy.policy import Policy
 from upweight.policy.quiet import quiet_transformers
 from upweight.tasks.rows import PromptsTask
 from upweight.tasks.task import Task
-from upweight.train.checkpoint import CONFIG, TENSORS, TRAINING
+from upweight.train.saving.checkpoint import CONFIG, TENSORS, TRAINING
 
 SAMPLE_OF_ENDLESS = 256
 """Draws of an endless task that its fingerprint is made of."""

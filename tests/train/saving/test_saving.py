@@ -17,8 +17,8 @@ from tests.train.runs import Runs, assert_equal_runs, letters, rows_of, state_of
 from tests.train.test_ranks import FAILING, run_to_the_end
 
 import upweight.train.held_out as held_out_room
-import upweight.train.keeper as keeper_room
 import upweight.train.run as run_room
+import upweight.train.saving.keeper as keeper_room
 import upweight.train.step as step_room
 from upweight.objective.errors import UsageError
 from upweight.policy.policy import Policy

@@ -9,7 +9,7 @@ import torch
 
 from upweight.objective.spec import Objective
 from upweight.train.batch import make_batch, with_advantages
-from upweight.train.plan import cut, plan_updates
+from upweight.train.passes import cut, plan_updates
 from upweight.train.records import Batch, Group, Update
 from upweight.train.step import Learner, training_step
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from upweight.objective.errors import UsageError
 from upweight.train.args import TrainArgs
-from upweight.train.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
 from upweight.train.redact import redacted
+from upweight.train.saving.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
 
 AUTO = "auto"
 
