@@ -128,6 +128,28 @@ def test_a_script_runs_to_its_table(script: str, flags: tuple[str, ...], tables:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (BENCH.parent / ".git").exists(), reason="not a git checkout: there is no other commit")
+def test_the_first_run_of_two_commits_is_compared_seed_by_seed() -> None:
+    flags = ("--max_steps", "1", "--sft_steps", "0", "--prompts_per_step", "2", "--group_size", "2")
+    line = [sys.executable, BENCH / "first_run.py", "--json", "--against", "HEAD", "--seeds", "3", "4"]
+    done = subprocess.run([*line, "--flags", *flags], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = json.loads(done.stdout)
+    assert [run["seed"] for run in printed["runs"]["here"]] == [3, 4]
+    assert printed["times"]["count"] == 2
+    for here, there in zip(*printed["runs"].values(), strict=True):  # the same code, if nothing is uncommitted
+        assert 0 <= here["before"] <= 1
+        assert here.keys() == there.keys()
+
+
+def test_a_commit_that_is_not_there_is_refused() -> None:
+    line = [sys.executable, BENCH / "first_run.py", "--against", "no-such-commit"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "no-such-commit is no commit here" in done.stderr
+
+
+@pytest.mark.slow
 def test_log_probs_and_gradients_are_the_plain_ones_and_a_shared_prompt_changes_nothing() -> None:
     head, shared, _ = run("logprobs.py")["tables"].values()
     for record in head:
