@@ -89,3 +89,16 @@ def test_half_precision_is_summed_in_float32() -> None:
     assert_close(logprobs, table.gather(1, targets[:, None]).squeeze(1), rtol=1e-5, atol=1e-5)
     logprobs.sum().backward()
     assert (half.grad.dtype, w.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_an_entropy_over_many_words_is_nearer_the_exact_one_than_the_plain_sum_is() -> None:
+    """-sum p log p takes its log-probabilities from one rounded log-sum-exp; over 152k words that costs 1e-5 nats."""
+    hidden, weight, targets = (t.detach() for t in inputs(tokens=16, words=151_936, size=64))
+    weight *= 2.0 * 64**-0.5
+    exact = torch.log_softmax(hidden.double() @ weight.double().t(), dim=-1)
+    rounded = torch.log_softmax(hidden @ weight.t(), dim=-1)
+    entropy = -(exact.exp() * exact).sum(dim=-1)
+    ours = (head_logprobs(hidden, weight, targets)[1] - entropy).abs().max()
+    theirs = (-(rounded.exp() * rounded).sum(dim=-1) - entropy).abs().max()
+    assert ours < 4e-6
+    assert ours < theirs
