@@ -20,7 +20,7 @@ from typing import Any
 from speed.measure import Spread, megabytes, ratio
 from speed.sides import Shown, Stage, parsed, parser, show, stage
 from speed.worker import in_turn, seconds
-from speed.workload import forward_flops, random_ids
+from speed.workload import cut, forward_flops, random_ids
 
 WIDTHS = {49152: 576, 151936: 896}
 """Vocabulary -> hidden size: SmolLM2-135M's and Qwen2.5-0.5B's."""
@@ -63,6 +63,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     made.add_argument("--vocabulary", nargs="+", type=int, default=sorted(WIDTHS))
     made.add_argument("--tokens", nargs="+", type=int, default=[512, 1024, 2048, 4096])
+    made.add_argument("--micro_batch_tokens", type=int, default=2048, help="of a pass, for every side")
     options = parsed(made)
     if options.quick:
         options.vocabulary, options.tokens = [300], [16]
@@ -126,9 +127,16 @@ def pass_case(made: Stage, part: str, dtype: str) -> list[dict[str, Any]]:
     """Ours with the prompt shared, ours without, transformers: in turn, each in a process of its own."""
     options = made.options
     shape = shape_of(part, options.quick, made.model.vocabulary)
-    setup = shape | {"vocabulary": made.model.vocabulary}
     prompts, answers = shape["prompts"], shape["completions"]
     scored, once = sum(map(len, answers)), len({tuple(prompt) for prompt in prompts})
+    each, rest, most = len(prompts) // once, len(answers[0]) - 1, options.micro_batch_tokens
+    groups = cut(once, len(prompts[0]) + each * rest, most)
+    cuts = {
+        "shared": [(first * each, last * each) for first, last in groups],
+        "different": cut(len(prompts), len(prompts[0]) + rest, most),
+        "alone": cut(len(prompts), 1, 1),
+    }
+    setup = shape | {"vocabulary": made.model.vocabulary, "cuts": cuts}
     all_prompts, fed_answers = sum(map(len, prompts)), scored - len(answers)
     ways = {
         "upweight, prompts shared": ("shared", len(prompts[0]) * once + fed_answers),
@@ -141,7 +149,8 @@ def pass_case(made: Stage, part: str, dtype: str) -> list[dict[str, Any]]:
             name: (lambda _, worker=workers[name], way=way: worker.ask({"do": way})) for name, (way, _) in ways.items()
         }
         fed = {name: tokens for name, (_, tokens) in ways.items()}
-        here = made.side("side_transformers.py", python=Path(sys.executable), role="passes", dtype=dtype, **shape)
+        theirs = {**shape, "dtype": dtype, "cuts": cuts["different"]}
+        here = made.side("side_transformers.py", python=Path(sys.executable), role="passes", **theirs)
         worker = stack.enter_context(here)
         name = f"transformers {worker.ready['version']}"
         workers[name], fed[name] = worker, all_prompts + fed_answers

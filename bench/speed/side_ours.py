@@ -171,21 +171,21 @@ def counted(answers: Sequence[Completion]) -> dict[str, Any]:
 
 
 def passes(setup: Mapping[str, Any]) -> Made:
-    """Training passes, forward and backward: of all sequences at once, each alone, or with prompts that differ."""
+    """Forward and backward over all sequences: with shared prompts, with prompts that differ, or each alone.
+
+    `cuts` has, by way, the first and last sequence of each pass.
+    """
     policy = _policy(setup)
     prompts, answers = setup["prompts"], setup["completions"]
     other = [[(prompt[0] + place) % setup["vocabulary"], *prompt[1:]] for place, prompt in enumerate(prompts)]
-    coefficients = torch.tensor(setup["coefficients"])
+    coefficients = torch.tensor(setup["coefficients"]).split([len(answer) for answer in answers])
 
     def run(way: str) -> None:
         policy.model.zero_grad(set_to_none=True)
-        if way == "alone":
-            parts = coefficients.split([len(answer) for answer in answers])
-            for prompt, answer, part in zip(prompts, answers, parts, strict=True):
-                (policy.score([prompt], [answer]).logprobs * part).sum().backward()
-            return
-        scores = policy.score(prompts if way == "shared" else other, answers)
-        (scores.logprobs * coefficients).sum().backward()
+        asked = other if way == "different" else prompts
+        for start, end in setup["cuts"][way]:
+            scores = policy.score(asked[start:end], answers[start:end])
+            (scores.logprobs * torch.cat(coefficients[start:end])).sum().backward()
 
     def gradients() -> list[torch.Tensor]:
         found = [p.grad.float() for p in policy.model.parameters() if p.grad is not None]

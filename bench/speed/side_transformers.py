@@ -55,7 +55,7 @@ def sample(setup: Mapping[str, Any]) -> Made:
 
 
 def passes(setup: Mapping[str, Any]) -> Made:
-    """Forward and backward over all sequences in one batch; logits of the scored positions alone."""
+    """Forward and backward over all sequences, in passes from `cuts`; logits of the scored positions alone."""
     model = _model(setup)
     answers = torch.tensor(setup["completions"])
     ids = torch.cat([torch.tensor(setup["prompts"]), answers[:, :-1]], dim=1)
@@ -63,9 +63,11 @@ def passes(setup: Mapping[str, Any]) -> Made:
 
     def handle(_: dict[str, Any]) -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=answers.shape[1]).logits
-        logprobs = torch.log_softmax(logits.float(), dim=-1).gather(2, answers[:, :, None]).squeeze(2)
-        (logprobs * coefficients).sum().backward()
+        for start, end in setup["cuts"]:
+            logits = model(input_ids=ids[start:end], use_cache=False, logits_to_keep=answers.shape[1]).logits
+            chosen = answers[start:end, :, None]
+            logprobs = torch.log_softmax(logits.float(), dim=-1).gather(2, chosen).squeeze(2)
+            (logprobs * coefficients[start:end]).sum().backward()
         return {}
 
     return {"version": transformers.__version__}, handle

@@ -38,6 +38,17 @@ def random_ids(count: int, vocabulary: int, seed: int) -> list[int]:
     return [numbers.randrange(vocabulary) for _ in range(count)]
 
 
+def cut(pieces: int, cost: int, most: int) -> list[tuple[int, int]]:
+    """First and last (exclusive) of each pass, so that none costs more than `most`, unless a piece alone does.
+
+    Example:
+        >>> cut(8, 568, 2048), cut(3, 100, 0)
+        ([(0, 3), (3, 6), (6, 8)], [(0, 1), (1, 2), (2, 3)])
+    """
+    at_once = max(1, most // cost)
+    return [(start, min(pieces, start + at_once)) for start in range(0, pieces, at_once)]
+
+
 class Reward:
     """A reward by place: in an informative group every other answer is right, in the others none is.
 
