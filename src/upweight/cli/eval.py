@@ -13,6 +13,7 @@ import tyro
 
 from upweight.cli.words import read_call
 from upweight.objective.errors import UsageError, bad_parameter
+from upweight.objective.paths import given_path
 from upweight.train.check import LARGEST_SEED
 
 if TYPE_CHECKING:
@@ -183,10 +184,10 @@ def check(call: EvalCall) -> None:
         raise bad_parameter("--top_p", PROGRAM, "above 0 and at most 1", call.top_p)
     _check_ks(call)
     for flag, name in (("--model", call.model), ("--against", call.against)):
-        if name is not None and _is_missing_folder(name):
+        if name is not None and _is_missing_folder(name, flag):
             raise UsageError(f"{flag} {name}: there is no such model folder. A run's models are RUN/checkpoint-N.")
     if call.out is not None:
-        _check_out(Path(call.out))
+        _check_out(given_path(call.out, "--out"))
     # A wrong task, reward or file should not cost the seconds that a model takes.
     _runner(call, _prompts(call, _task(call, chat=False)), _task(call, chat=False))
 
@@ -204,9 +205,9 @@ def _check_ks(call: EvalCall) -> None:
         raise UsageError("--seeds is for sampled answers, and the greedy one has no seed. Add --samples or --k.")
 
 
-def _is_missing_folder(name: str) -> bool:
+def _is_missing_folder(name: str, flag: str) -> bool:
     looks_like_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    return looks_like_a_path and not Path(name).expanduser().exists()
+    return looks_like_a_path and not given_path(name, flag).exists()
 
 
 def _check_out(out: Path) -> None:
@@ -386,7 +387,7 @@ def _write(out: str, names: Sequence[str], evaluations: Sequence["Evaluation"]) 
     from upweight.evaluate.evaluation import answer_rows
 
     try:
-        with Path(out).open("w", encoding="utf-8") as file:
+        with given_path(out, "--out").open("w", encoding="utf-8") as file:
             for name, evaluation in zip(names, evaluations, strict=True):
                 for row in answer_rows(evaluation, name):
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")

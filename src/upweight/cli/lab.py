@@ -16,6 +16,7 @@ from upweight.lab.table import say
 from upweight.objective.dialects.base import choice_meant
 from upweight.objective.errors import UsageError, bad_parameter, nearest
 from upweight.objective.fields import must_be
+from upweight.objective.paths import given_path
 
 
 class Experiment(Protocol):
@@ -331,7 +332,7 @@ def _target(plot: str | None, name: str) -> Path | None:
     """The file of the figure, checked before anything is computed."""
     if plot is None:
         return None
-    target = Path(plot)
+    target = given_path(plot, "--plot")
     if target.suffix.lower() not in (".svg", ".png"):
         raise bad_parameter("--plot", f"upweight lab {name}", "a file that ends in .svg or .png", plot)
     if not target.parent.is_dir():

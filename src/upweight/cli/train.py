@@ -1,6 +1,7 @@
 """`upweight train`: check what the flags say, then train. Imports no torch before it trains."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from upweight.cli.config import read_config
 from upweight.cli.flags import Call, resolve
 from upweight.objective.dialects import Translation
 from upweight.objective.errors import UsageError
+from upweight.objective.paths import given_path
 from upweight.train.check import check_args
-from upweight.train.launch import Launch
+from upweight.train.launch import Launch, check_launch
 from upweight.train.saving.begun import begun_config, device_again
 
 PROGRAM = "upweight train"
@@ -69,6 +71,7 @@ def run(argv: Sequence[str]) -> int:
         SystemExit: 0 after `--help`.
     """
     call, translation = read(argv)
+    check_launch(call)
     check_args(call.args)
     # Only now: PyTorch takes seconds to load, and a wrong flag should not cost them.
     from upweight.train.trainer import Trainer
@@ -94,4 +97,9 @@ def read(argv: Sequence[str]) -> tuple[TrainCall, Translation | None]:
         >>> call.args.objective.ratio_level, call.args.objective.bounds
         ('sequence', (0.9997, 1.001))
     """
-    return resolve(argv, TrainCall, PROGRAM, DESCRIPTION)
+    call, translation = resolve(argv, TrainCall, PROGRAM, DESCRIPTION)
+    folder = call.args.output_dir
+    if folder is not None and folder.startswith("~"):  # which a shell leaves alone in --output_dir=~/runs
+        args = dataclasses.replace(call.args, output_dir=str(given_path(folder, "--output_dir")))
+        call = dataclasses.replace(call, args=args)
+    return call, translation

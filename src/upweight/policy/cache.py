@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from upweight.objective.paths import given_path
+
 
 def cache_root() -> Path:
     """`UPWEIGHT_CACHE`, else `XDG_CACHE_HOME/upweight`, else `~/.cache/upweight`; not created."""
     if own := os.environ.get("UPWEIGHT_CACHE"):
-        return Path(own).expanduser()
+        return given_path(own, "UPWEIGHT_CACHE")
     if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "upweight"
+        return given_path(xdg, "XDG_CACHE_HOME") / "upweight"
     return Path.home() / ".cache" / "upweight"
 
 

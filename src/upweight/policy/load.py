@@ -10,15 +10,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from upweight.objective.errors import UsageError, bad_parameter
+from upweight.objective.paths import given_path
 from upweight.policy import smollm2
 from upweight.policy.gguf import first_line, read_gguf
+from upweight.policy.known import DEVICES
 from upweight.policy.policy import Policy
 from upweight.policy.quiet import quiet_transformers
 from upweight.policy.tiny import byte_tokenizer, tiny_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-DEVICES = "auto, cpu, cuda or cuda:N"
 
 PROBE_SECONDS = 3.0
 """How long the hub may take to answer before it counts as out of reach."""
@@ -71,12 +71,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def _find(name: str, seed: int) -> tuple[Any, Any]:
-    path = Path(name).expanduser()
     if name == "tiny":
         tokenizer = byte_tokenizer()
         return tiny_model(seed, tokenizer), tokenizer
     if name == smollm2.ALIAS:
         return smollm2.resolve(_folder, _hub)
+    path = given_path(name, "--model")
     if name.endswith(".gguf"):
         if not path.is_file():
             raise UsageError(f"There is no GGUF file {name!r}: check the path.")

@@ -6,7 +6,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-CONTEXT_LENGTH = 512
+from upweight.policy.known import CONTEXTS
+
+CONTEXT_LENGTH = CONTEXTS["tiny"]
 
 
 def byte_tokenizer() -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from upweight.objective.errors import UsageError, nearest
+from upweight.objective.paths import given_path
 from upweight.rewards.builtin import BUILT_IN
 from upweight.rewards.contract import RewardFunction
 from upweight.rewards.formats import WITH_PARAMETERS
@@ -117,7 +118,7 @@ def _one(text: str) -> Named:
         path, _, attribute = name.rpartition(":")
         if not path.endswith(".py"):
             raise UsageError(f"'{name}' has one colon too many: a function in a file is file.py:function.")
-        source = f"{Path(path).expanduser().resolve()}:{attribute}"
+        source = f"{given_path(path, 'The reward file').resolve()}:{attribute}"
     elif "." in name.lstrip(".") and not name.startswith(".") and not name.endswith(".py") and ":" not in name:
         source = ":".join(name.rsplit(".", 1))
     elif name.endswith(".py"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError
+from upweight.objective.paths import given_path
 from upweight.tasks.extras import optional
 from upweight.tasks.jsonl import jsonl_rows
 from upweight.tasks.rows import Collected, PromptsTask, collect_prompts
@@ -57,7 +58,7 @@ def read_data(source: str | Path, *, skip_bad_rows: bool = False) -> Collected:
     """
     if str(source).startswith(HUB):
         return collect_prompts(_hub_rows(str(source)), f"The data set {source}", skip_bad_rows=skip_bad_rows)
-    path = Path(source)
+    path = given_path(source, "The data file")
     rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else jsonl_rows(path)
     try:
         return collect_prompts(rows, f"The data file {source}", skip_bad_rows=skip_bad_rows)

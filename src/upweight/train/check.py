@@ -10,6 +10,7 @@ from upweight.objective.fields import must_be
 from upweight.objective.rules import OWNER as OBJECTIVE
 from upweight.objective.rules import conflicts, out_of_range, wrong_types
 from upweight.objective.spec import Objective
+from upweight.policy.known import CONTEXTS, DEVICES, is_device
 from upweight.train.args import TrainArgs
 from upweight.train.redact import HIDDEN
 
@@ -17,6 +18,9 @@ OWNER = "TrainArgs"
 
 LARGEST_SEED = 2**63 - 1
 """What torch's generator takes."""
+
+LARGEST_COUNT = 10**12
+"""Of steps, prompts, tokens: more than any run gets to, and a product of several of them is still a float."""
 
 _AT_LEAST_ONE = {
     "max_steps": ("steps", "1 is the shortest run"),
@@ -47,6 +51,13 @@ _ABOVE_ZERO = {
     "learning_rate": ("", "5e-4 suits tiny, 1e-5 other models"),
     "reward_timeout": ("seconds", ""),
 }
+
+_COUNTS = tuple(
+    name
+    for name, hint in typing.get_type_hints(TrainArgs).items()
+    if int in (hint, *typing.get_args(hint)) and name != "seed"
+)
+"""Fields that are whole numbers of something."""
 
 
 def check_args(
@@ -81,6 +92,28 @@ Got 0 instead. 1 is the shortest run.
         )
     if problems:
         raise UsageError("\n".join(problems))
+
+
+def check_room(args: TrainArgs) -> None:
+    """Refuse a budget that leaves no room for a prompt, where the model's name alone says how long its context is.
+
+    Args:
+        args: whose values are within their ranges.
+
+    Raises:
+        UsageError: naming both, and the way out.
+
+    Example:
+        >>> check_room(TrainArgs(model="tiny", max_new_tokens=512))
+        Traceback (most recent call last):
+        ...
+        upweight.objective.errors.UsageError: max_new_tokens=512 leaves no room for a prompt in the context of tiny, \
+512 tokens. Lower --max_new_tokens.
+    """
+    context, budget = CONTEXTS.get(args.model), args.max_new_tokens
+    if context is not None and budget is not None and budget >= context:
+        where = f"in the context of {args.model}, {context} tokens"
+        raise UsageError(f"max_new_tokens={budget} leaves no room for a prompt {where}. Lower --max_new_tokens.")
 
 
 def wrong_values(args: TrainArgs) -> list[str]:
@@ -138,6 +171,12 @@ def _out_of_range(args: TrainArgs) -> Iterator[str]:
             yield str(bad_parameter(field.name, OWNER, must, value))
     if args.seed > LARGEST_SEED:
         yield str(bad_parameter("seed", OWNER, "at most 2**63 - 1", args.seed))
+    for name in _COUNTS:
+        value = getattr(args, name)
+        if value is not None and value > LARGEST_COUNT:
+            yield str(bad_parameter(name, OWNER, "at most 10**12", value))
+    if not is_device(args.device):
+        yield str(bad_parameter("device", OWNER, DEVICES, args.device))
     if not 0 < args.top_p <= 1:
         yield str(bad_parameter("top_p", OWNER, "above 0 and at most 1", args.top_p, "1 turns nucleus sampling off."))
     if args.minibatches > args.prompts_per_step >= 1:

@@ -19,10 +19,10 @@ from upweight.tasks.registry import make_task
 from upweight.tasks.rows import PromptsTask, RowsTask
 from upweight.tasks.task import Task, reward_of
 from upweight.train.args import TrainArgs
-from upweight.train.check import check_args
+from upweight.train.check import check_args, check_room
 from upweight.train.console import announce
 from upweight.train.intake import fitting, judgeable
-from upweight.train.launch import Launch
+from upweight.train.launch import Launch, check_launch
 from upweight.train.ranks import ALONE, Ranks, device_of, joined_ranks
 from upweight.train.redact import redact_logs
 from upweight.train.resolve import TINY, resolve_args
@@ -82,6 +82,7 @@ class Trainer:
                 "train_dataset", "Trainer", "rows", str(train_dataset), "A file is TrainArgs(data=...), or --data."
             )
         self.launch = Launch() if launch is None else launch
+        check_launch(self.launch)
         self._start = AFRESH
         self._loaded = None if model is None or isinstance(model, str) else model
         self._tokenizer = processing_class
@@ -125,6 +126,7 @@ class Trainer:
             RewardError: a reward function returned something that is no reward.
         """
         check_args(self.args)
+        check_room(self.args)
         self._start = start = ranks.from_first(self._find_start)
         if self._loaded is None and start.checkpoint is not None and start.config is not None:
             check_model(start.config, flat_config(self.args), start.checkpoint)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError
+from upweight.objective.paths import given_path
 from upweight.train.args import TrainArgs
 from upweight.train.redact import redacted
 from upweight.train.saving.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
@@ -53,7 +54,7 @@ def begun_config(resume: str, output_dir: str | None) -> tuple[list[Path], Path 
     """
     if resume == AUTO and output_dir is None:
         return [], None
-    path = as_path(str(output_dir) if resume == AUTO else resume)
+    path = as_path(str(output_dir), "--output_dir") if resume == AUTO else as_path(resume)
     one = resume != AUTO and is_checkpoint(path)
     checkpoints = [path] if one else checkpoints_of(path)
     files = [*(checkpoint / CONFIG for checkpoint in checkpoints), *([] if one else [path / "config.json"])]
@@ -61,9 +62,13 @@ def begun_config(resume: str, output_dir: str | None) -> tuple[list[Path], Path 
     return [file for file in files if file.is_file()], folder
 
 
-def as_path(text: str) -> Path:
-    """A path with a last part that is a name, also where it was given as `.`."""
-    path = Path(text).expanduser()
+def as_path(text: str, flag: str = "--resume") -> Path:
+    """A path with a last part that is a name, also where it was given as `.`.
+
+    Raises:
+        UsageError: a path that cannot be looked at.
+    """
+    path = given_path(text, flag)
     return path.resolve() if path.name in ("", "..") else path
 
 

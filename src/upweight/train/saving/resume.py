@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError
+from upweight.objective.paths import given_path
 from upweight.train.saving.begun import AUTO, as_path, is_checkpoint, read_config
 from upweight.train.saving.checkpoint import (
     CONFIG,
@@ -67,7 +68,7 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
             "--resume auto looks for checkpoints in --output_dir, which is not given. Name the run folder, or the "
             "checkpoint: --resume RUN/checkpoint-N."
         )
-    folder = Path(output_dir)
+    folder = given_path(output_dir, "--output_dir")
     if not any((folder / name).exists() for name in _OF_A_RUN) and not checkpoints_of(folder):
         check_free(folder)
         return AFRESH
