@@ -5,7 +5,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -27,7 +27,7 @@ OBJECTIVE_FLAGS = frozenset(field.name for field in dataclasses.fields(Objective
 """Those of them that belong to the objective."""
 
 
-def read_config(path: str) -> dict[str, object]:
+def read_config(path: str, *, program: str = "upweight train", own: Container[str] = ("like",)) -> dict[str, object]:
     """Read the flags that a file sets.
 
     Keys are the flags' names, with underscores or hyphens, at the top level; those of the objective may stand in
@@ -35,6 +35,8 @@ def read_config(path: str) -> dict[str, object]:
 
     Args:
         path: a `.toml`, `.yaml` or `.yml` file, or a `.json` one, such as a run's config.json (JSON is read as YAML).
+        program: the verb that reads it, for messages.
+        own: flags of that verb itself, which are given on the command line alone.
 
     Returns:
         Field name of `TrainArgs` or `Objective` -> a value of the field's type. Ranges are not checked here.
@@ -46,12 +48,10 @@ def read_config(path: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, value in _flatten(_parse(path), path):
         name = key.replace("-", "_")
-        if name == "like":
-            raise UsageError(f"{path}: --like is given on the command line, and not in a file. Take '{key}' out.")
+        if name in own:
+            raise UsageError(f"{path}: --{name} is given on the command line, and not in a file. Take '{key}' out.")
         if name not in FLAG_TYPES:
-            raise UsageError(
-                f"{path}: '{key}' is not a flag of upweight train. {did_you_mean(name, tuple(FLAG_TYPES))}"
-            )
+            raise UsageError(f"{path}: '{key}' is not a flag of {program}. {did_you_mean(name, tuple(FLAG_TYPES))}")
         if name in found:
             raise UsageError(f"{path}: '{key}' is there twice. Keep one of them.")
         found[name] = _converted(path, key, FLAG_TYPES[name], value)

@@ -5,7 +5,7 @@ import dataclasses
 import io
 import itertools
 import typing
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -101,7 +101,7 @@ def resolve(argv: Sequence[str], kind: type[C], program: str, description: str) 
     _refuse(argv, own, program, trainer)
     first = _parse(argv, kind(), program, description)
     given = {_name_of(word) for word in argv if word.startswith("--")}
-    values = dict(read_config(first.config)) if first.config is not None else {}
+    values = {} if first.config is None else read_config(first.config, program=program, own=own)
     begun = first.begun(first.args.output_dir if "output_dir" in given else values.get("output_dir"))
     if {"preset", "like"} & (given | set(values)):  # then these say which objective
         begun = {flag: value for flag, value in begun.items() if flag not in OBJECTIVE_FLAGS | {"preset"}}
@@ -217,7 +217,7 @@ def _refuse(argv: Sequence[str], own: Mapping[str, object], program: str, like: 
         flag, equals, text = word.partition("=")
         name = _name_of(word)
         if name not in types:
-            raise UsageError(f"'{flag}' is not a flag of {program}. {_meant(name, program, like)}")
+            raise UsageError(f"'{flag}' is not a flag of {program}. {_meant(name, types, program, like)}")
         if own.get(name) is bool:
             if equals:
                 raise UsageError(f"'{flag}' takes no value: leave out '={text}'.")
@@ -229,7 +229,7 @@ def _refuse(argv: Sequence[str], own: Mapping[str, object], program: str, like: 
             raise bad_parameter(flag, program, must, value, choice_meant(types[name], value))
 
 
-def _meant(name: str, program: str, like: str) -> str:
+def _meant(name: str, known: Iterable[str], program: str, like: str) -> str:
     """What a flag that does not exist was probably meant to be."""
     near = DIALECTS[like].nearest(name) if like in DIALECTS else None
     if near and last_part(near) == last_part(name):
@@ -240,7 +240,7 @@ def _meant(name: str, program: str, like: str) -> str:
         return ELSEWHERE[name] + theirs
     if theirs:
         return theirs.strip()
-    near = _closer(name, near, nearest(name, FLAG_TYPES))
+    near = _closer(name, near, nearest(name, known))
     return f"Did you mean '--{near}'?" if near else f"`{program} --help` lists them."
 
 

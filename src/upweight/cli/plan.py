@@ -1,8 +1,9 @@
 """`upweight plan`: what a run needs, and what to change where it does not fit. Imports no torch."""
 
 import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from upweight.report.plan import Plan, make_plan
 from upweight.report.plan_text import as_text
 from upweight.report.shapes import find_shape
 from upweight.train.args import TrainArgs
-from upweight.train.check import wrong_values
+from upweight.train.check import LARGEST_COUNT, wrong_values
 
 PROGRAM = "upweight plan"
 
@@ -72,6 +73,17 @@ class PlanCall(Call):
     """Print it as JSON, sizes in bytes."""
 
 
+_RANGES: Mapping[str, tuple[float, float, str]] = {
+    "gpus": (0, 1e6, "at least 0 (0 is the CPU) and at most a million"),
+    "gpu_memory": (math.ulp(0.0), 1e6, "above 0 and at most a million, in GB"),
+    "prompt_tokens": (1, LARGEST_COUNT, "at least 1 and at most 10**12"),
+    "tflops": (1e-6, 1e6, "at least 1e-6 and at most a million"),
+    "utilisation": (1e-6, 1, "at least 1e-6 and at most 1"),
+    "sampling_utilisation": (1e-6, 1, "at least 1e-6 and at most 1"),
+}
+"""What plan's own numbers may be, wide enough for any machine; what is made of them stays finite."""
+
+
 def run(argv: Sequence[str]) -> int:
     """Print a plan.
 
@@ -82,11 +94,13 @@ def run(argv: Sequence[str]) -> int:
         0, also where it does not fit.
 
     Raises:
-        UsageError: a value of a wrong type or out of its range, or a model whose shape is not known.
+        UsageError: a value of a wrong type or out of its range, flags that contradict each other, a model whose shape
+            is not known, or lengths beyond its context.
         SystemExit: 0 after `--help`.
     """
     call, plan = read(argv)
-    print(json.dumps(plan.as_json(), indent=2) if call.json else as_text(plan), end="\n" if call.json else "")
+    text = json.dumps(plan.as_json(), indent=2, allow_nan=False) + "\n" if call.json else as_text(plan)
+    print(text, end="")
     return 0
 
 
@@ -99,18 +113,19 @@ def read(argv: Sequence[str]) -> tuple[PlanCall, Plan]:
         (False, 8030261248)
     """
     call, _ = resolve(argv, PlanCall, PROGRAM, DESCRIPTION)
-    if problems := wrong_values(call.args) or _out_of_range(call):
+    if problems := wrong_values(call.args) or _out_of_range(call) or _contradictions(call):
         raise UsageError("\n".join(problems))
     args = call.args
-    on_cpu = call.gpus == 0 or args.device == "cpu"
+    on_cpu = call.gpus == 0 or _kind(args.device) == "cpu"
+    processes = 1 if on_cpu else call.gpus
     shape, where = find_shape(args.model)
-    prompt_tokens, new_tokens, assumed = _lengths(call)
+    prompt_tokens, new_tokens, assumed = _lengths(call, shape.context)
     setup = Setup(
         shape=shape,
         device="cpu" if on_cpu else "gpu",
-        processes=1 if on_cpu else call.gpus,
+        processes=processes,
         dtype=args.dtype,
-        shard="none" if on_cpu else call.shard,
+        shard=call.shard if processes > 1 else "none",
         checkpointing=call.gradient_checkpointing,
         float32_head=args.fp32_head and args.dtype == "bfloat16",
         has_reference=args.objective.needs_reference,
@@ -132,37 +147,63 @@ def read(argv: Sequence[str]) -> tuple[PlanCall, Plan]:
         share_of_sampling=call.sampling_utilisation,
     )
     memory = _memory(call, on_cpu=on_cpu)
-    return call, make_plan(args.model, setup, time, memory=memory, says=[where, *assumed])
+    ignored = ["--shard full changes nothing in one process"] if call.shard != setup.shard else []
+    return call, make_plan(args.model, setup, time, memory=memory, says=[where, *assumed, *ignored])
 
 
 def _out_of_range(call: PlanCall) -> list[str]:
-    rules = (
-        ("gpus", "at least 0 (0 is the CPU)", call.gpus, call.gpus >= 0),
-        ("gpu_memory", "above 0", call.gpu_memory, call.gpu_memory is None or call.gpu_memory > 0),
-        ("prompt_tokens", "at least 1", call.prompt_tokens, call.prompt_tokens is None or call.prompt_tokens >= 1),
-        ("tflops", "above 0", call.tflops, call.tflops is None or call.tflops > 0),
-        ("utilisation", "in (0, 1]", call.utilisation, call.utilisation is None or 0 < call.utilisation <= 1),
-        (
-            "sampling_utilisation",
-            "in (0, 1]",
-            call.sampling_utilisation,
-            call.sampling_utilisation is None or 0 < call.sampling_utilisation <= 1,
-        ),
-    )
-    return [str(bad_parameter(f"--{name}", PROGRAM, must, got)) for name, must, got, holds in rules if not holds]
+    given = {name: value for name in _RANGES if (value := getattr(call, name)) is not None}
+    return [
+        str(bad_parameter(f"--{name}", PROGRAM, _RANGES[name][2], value))
+        for name, value in given.items()
+        if not _RANGES[name][0] <= value <= _RANGES[name][1]
+    ]
 
 
-def _lengths(call: PlanCall) -> tuple[int, int, list[str]]:
-    """Tokens of a prompt and of an answer, and what of them is assumed."""
+def _contradictions(call: PlanCall) -> list[str]:
+    """What --device and --gpus say against each other: `upweight train` could not be started so."""
+    device, gpus = call.args.device, call.gpus
+    if _kind(device) == "cpu" and gpus > 1:
+        return [
+            f"--device {device} trains on no GPU, and --gpus {gpus} plans for {gpus}. Set --gpus 0, or leave --device "
+            "out."
+        ]
+    if _kind(device) == "cuda" and gpus == 0:
+        return [f"--device {device} is a GPU, and --gpus 0 plans for the CPU. Leave one of them out."]
+    if _kind(device) == "cuda" and device != "cuda" and gpus > 1:
+        return [f"--device {device} is one GPU for {gpus} processes: each takes its own with --device cuda."]
+    return []
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _lengths(call: PlanCall, context: int | None) -> tuple[int, int, list[str]]:
+    """Tokens of a prompt and of an answer, and what of them is assumed: no more than the context has room for.
+
+    Raises:
+        UsageError: together they are more than the context.
+    """
     usual = TINY if call.args.model == "tiny" else OTHERS
     prompt, new = call.prompt_tokens, call.args.max_new_tokens
     assumed = []
     if prompt is None:
         prompt = usual[0]
+        if context is not None:
+            beside = context // 3 if new is None or new >= context else context - new
+            prompt = max(1, min(prompt, beside))
         assumed.append(f"prompts of {prompt} tokens are assumed (--prompt_tokens)")
     if new is None:
         new = usual[1]
+        if context is not None:
+            new = max(1, min(new, context - prompt))
         assumed.append(f"answers of {new} tokens are assumed (--max_new_tokens)")
+    if context is not None and prompt + new > context:
+        raise UsageError(
+            f"A prompt has {prompt} tokens; with max_new_tokens={new} that is more than the model's context of "
+            f"{context}. Lower --prompt_tokens or --max_new_tokens."
+        )
     return prompt, new, assumed
 
 
