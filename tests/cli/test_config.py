@@ -44,7 +44,7 @@ def test_an_empty_file_sets_nothing(name: str, tmp_path: Path) -> None:
         ("a.toml", "[objective]\nclip_hihg = 1\n", ["'clip_hihg' is not a flag of the objective", "'clip_high'"]),
         ("a.toml", "[objective]\nseed = 1\n", ["'seed' is not a flag of the objective"]),
         ("a.toml", "objective = 3\n", ["'objective' is a table", "int"]),
-        ("a.toml", "dry_run = true\n", ["'dry_run' is not a flag"]),
+        ("a.toml", "dry_run = true\n", ["'dry_run' is not a flag of upweight train"]),
         ("a.toml", 'like = "trl"\n', ["--like is given on the command line", "Take 'like' out."]),
         ("a.toml", 'clip = "wide"\n', ["'clip' must be a number. Got 'wide' instead."]),
         ("a.toml", 'dual_clip = "wide"\n', ["'dual_clip' must be a number, or none. Got 'wide' instead."]),
@@ -82,6 +82,15 @@ def test_a_mistake_is_one_sentence_with_the_files_name(name: str, text: str, wor
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
+
+
+def test_the_verb_that_reads_a_file_is_the_one_that_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.toml", "dry-run = true\n")
+    assert read_config(written(tmp_path, "b.toml", "seed = 1\n"), program="upweight plan", own=("gpus",)) == {"seed": 1}
+    with pytest.raises(UsageError, match=r"--dry_run is given on the command line, .* Take 'dry-run' out"):
+        read_config(path, own=("like", "dry_run"))
+    with pytest.raises(UsageError, match="'dry-run' is not a flag of upweight plan"):
+        read_config(path, program="upweight plan")
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "seed = 1\n"), ("a.yaml", "seed: 1\n")])

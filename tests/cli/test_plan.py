@@ -10,6 +10,7 @@ import pytest
 
 from upweight.cli.main import main
 from upweight.cli.plan import limits_of_groups, read
+from upweight.objective.errors import UsageError
 from upweight.report.footprint import GB, Setup, footprint
 from upweight.report.shapes import SHAPES
 
@@ -50,6 +51,7 @@ def test_a_7b_model_on_eight_gpus_is_planned_as_asked(capsys: pytest.CaptureFixt
         ("--gpus 0", "device", "cpu"),
         ("--device cpu", "device", "cpu"),
         ("--gpus 0 --shard full", "shard", "none"),
+        ("--shard full", "shard", "none"),
         ("--gradient_checkpointing", "checkpointing", True),
     ],
 )
@@ -98,6 +100,54 @@ def test_the_lengths_of_tiny_are_those_of_its_task() -> None:
     assert {len(str(draw.prompt.text)) for draw in task.stream(0).take(20)} == {setup.prompt_tokens}
 
 
+def test_lengths_that_are_assumed_leave_room_for_each_other(tmp_path: Path) -> None:
+    """A folder of tiny's shape: 256 tokens and 512 would be beyond its context."""
+    sizes = {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
+    config = {**sizes, "intermediate_size": 352, "vocab_size": 258, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for line, lengths in (
+        ("", (170, 342)),
+        ("--max_new_tokens 500", (12, 500)),
+        ("--max_new_tokens 100", (256, 100)),
+        ("--prompt_tokens 500", (500, 12)),
+    ):
+        setup = read(["--model", str(tmp_path), *line.split()])[1].setup
+        assert (setup.prompt_tokens, setup.new_tokens) == lengths
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt", "context"),
+    [
+        ("--max_new_tokens 5000", 6, 512),
+        ("--max_new_tokens 512", 6, 512),
+        ("--max_new_tokens 8 --prompt_tokens 505", 505, 512),
+        ("--prompt_tokens 512", 512, 512),
+        ("--model smollm2-135m --prompt_tokens 9000 --max_new_tokens 9000", 9000, 8192),
+    ],
+)
+def test_lengths_beyond_the_context_are_refused_as_train_refuses_them(line: str, prompt: int, context: int) -> None:
+    words = (
+        rf"A prompt has {prompt} tokens; with max_new_tokens=\d+ that is more than the model's context of {context}\."
+    )
+    with pytest.raises(UsageError, match=words):
+        read(line.split())
+
+
+def test_lengths_that_fill_the_context_are_planned() -> None:
+    setup = read(["--prompt_tokens", "504", "--max_new_tokens", "8"])[1].setup
+    assert (setup.prompt_tokens, setup.new_tokens) == (504, 8)
+    assert read(["--max_new_tokens", "511"])[1].setup.prompt_tokens == 1
+
+
+@pytest.mark.parametrize("line", ["--gpus 0 --shard full", "--gpus 1 --shard full", "--device cpu --shard full"])
+def test_a_shard_of_one_process_is_left_out_with_a_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As train does, which takes the flag there and divides nothing."""
+    assert main(["plan", *line.split()]) == 0
+    assert "  --shard full changes nothing in one process\n" in capsys.readouterr().out
+    assert main(["plan", *line.replace("--shard full", "").split()]) == 0
+    assert "--shard full" not in capsys.readouterr().out
+
+
 def test_on_a_cpu_the_memory_is_the_machines_unless_it_is_given() -> None:
     memory = read(["--gpus", "0"])[1].memory
     assert memory is not None
@@ -141,22 +191,63 @@ def test_what_does_not_fit_is_no_error(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "--tflops 1e-6 --utilisation 1e-6 --sampling_utilisation 1e-6",
+        "--tflops 1e6 --gpu_memory 1e6",
+        "--gpu_memory 1e-320",
+        f"--prompts_per_step {10**12} --group_size {10**12} --prompt_tokens {10**12} --max_new_tokens {10**12}",
+        f"--minibatches {10**12} --prompts_per_step {10**12} --epochs_per_batch {10**12} --tflops 1e-6",
+        f"--gpus {10**6} --shard full --micro_batch_tokens {10**12} --gpu_memory 80",
+    ],
+)
+def test_the_ends_of_every_range_give_finite_numbers(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert main(["plan", "--model", "400b", *line.split(), "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert main(["plan", "--model", "400b", *line.split()]) == 0
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("--gpus -1", "'--gpus' parameter of upweight plan must be at least 0"),
         ("--gpu_memory 0", "must be above 0"),
         ("--gpu_memory much", "must be a number, or none"),
         ("--prompt_tokens 0", "must be at least 1"),
-        ("--tflops -3", "must be above 0"),
-        ("--utilisation 40", "must be in (0, 1]"),
-        ("--sampling_utilisation 0", "must be in (0, 1]"),
+        ("--tflops -3", "must be at least 1e-6 and at most a million"),
+        ("--utilisation 40", "must be at least 1e-6 and at most 1"),
+        ("--sampling_utilisation 0", "must be at least 1e-6 and at most 1"),
+        ("--tflops 1e-320", "must be at least 1e-6 and at most a million"),
+        ("--tflops 1e308", "must be at least 1e-6 and at most a million"),
+        ("--utilisation 1e-320", "must be at least 1e-6 and at most 1"),
+        ("--gpu_memory 1e300", "must be above 0 and at most a million, in GB"),
+        (f"--gpus 1{'0' * 400}", "and at most a million"),
+        (f"--prompt_tokens 1{'0' * 400}", "at most 10**12"),
+        (f"--max_new_tokens 1{'0' * 400}", "at most 10**12"),
+        (f"--prompts_per_step 1{'0' * 400}", "at most 10**12"),
         ("--shard half", "must be one of none, full"),
         ("--group_size 0", "must be at least 1"),
         ("--minibatches 4 --prompts_per_step 2", "at most prompts_per_step"),
         ("--model qwen2.5-8b", "Did you mean 'qwen2.5-7b'?"),
         ("--model nowhere/at/all", "is not known"),
         ("--micro_batch_token 3", "Did you mean '--micro_batch_tokens'?"),
+        ("--gpuz 8", "Did you mean '--gpus'?"),
+        ("--utilization 0.4", "Did you mean '--utilisation'?"),
         ("--json=true", "takes no value"),
+        (
+            "--model 7b --device cpu --gpus 8 --shard full --gpu_memory 80",
+            "--device cpu trains on no GPU, and --gpus 8",
+        ),
+        ("--gpus 0 --device cuda --shard full", "--device cuda is a GPU, and --gpus 0 plans for the CPU"),
+        ("--gpus 0 --device cuda:1", "--device cuda:1 is a GPU, and --gpus 0 plans for the CPU"),
+        (
+            "--gpus 2 --device cuda:1",
+            "--device cuda:1 is one GPU for 2 processes: each takes its own with --device cuda.",
+        ),
+        ("--device x", "must be auto, cpu, cuda or cuda:N. Got 'x' instead."),
     ],
 )
 def test_a_wrong_call_is_one_sentence_and_exit_code_2(
@@ -167,6 +258,19 @@ def test_a_wrong_call_is_one_sentence_and_exit_code_2(
     assert shown.out == ""
     assert words in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+def test_a_file_that_sets_a_flag_of_plan_is_told_where_it_belongs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    for text, words in (
+        ("gpus = 8\n", "--gpus is given on the command line, and not in a file. Take 'gpus' out."),
+        ('modle = "7b"\n', "'modle' is not a flag of upweight plan. Did you mean 'model'?"),
+    ):
+        path.write_text(text)
+        assert main(["plan", "--config", str(path)]) == 2
+        assert capsys.readouterr().err == f"upweight: {path}: {words}\n"
 
 
 def test_help_and_planning_leave_torch_alone() -> None:

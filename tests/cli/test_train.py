@@ -122,6 +122,9 @@ def test_dry_run_is_spelled_either_way(flag: str) -> None:
         ("--learning_rate 1e3x", "The '--learning_rate' parameter of upweight train must be a number, or none."),
         ("--num_generations 8", "--group_size"),
         ("--preset DAPO", "Did you mean 'dapo'?"),
+        ("--rezume auto", "Did you mean '--resume'?"),
+        ("--device x", "auto, cpu, cuda or cuda:N"),
+        ("--rank_timeout 0", "at least 1 and at most 2000000, in seconds"),
     ],
 )
 def test_a_wrong_call_leaves_with_2_and_the_way_out(

@@ -46,6 +46,10 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> str:
         (["--preset", "ppo"], ["baseline=critic", "leave-one-out"]),
         (["--preset", "grop"], ["grop", "grpo"]),
         (["--max_new_tokens", "510"], ["510", "context of 512", "--max_new_tokens"]),
+        (
+            ["--max_new_tokens", "5000", "--dry-run"],
+            ["max_new_tokens=5000", "context of tiny, 512", "--max_new_tokens"],
+        ),
         (["--config", "missing.toml"], ["missing.toml"]),
         (["--data", "missing.jsonl"], ["missing.jsonl"]),
         (["--eval_data", "x.jsonl"], ["--eval_data", "--data"]),

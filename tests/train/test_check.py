@@ -1,11 +1,12 @@
 """What a run's configuration may not be."""
 
 import pytest
+import torch
 
 from upweight.objective.errors import UsageError
 from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
-from upweight.train.check import check_args
+from upweight.train.check import check_args, check_room
 
 
 def test_the_defaults_can_run() -> None:
@@ -40,6 +41,11 @@ def test_the_defaults_can_run() -> None:
         ({"eval_every": -1}, ["'eval_every'", "at least 0"]),
         ({"seed": -1}, ["'seed'", "at least 0"]),
         ({"seed": 2**63}, ["'seed'", "at most 2**63 - 1"]),
+        ({"max_steps": 10**400}, ["'max_steps'", "at most 10**12"]),
+        ({"max_new_tokens": 10**13}, ["'max_new_tokens'", "at most 10**12"]),
+        ({"save_every": 10**13}, ["'save_every'", "at most 10**12"]),
+        ({"device": "x"}, ["'device'", "auto, cpu, cuda or cuda:N", "'x'"]),
+        ({"device": "cuda:"}, ["'device'", "auto, cpu, cuda or cuda:N"]),
         ({"learning_rate": float("nan")}, ["'learning_rate'", "finite"]),
         ({"dtype": "float16"}, ["'dtype'", "one of float32, bfloat16", "'float16'"]),
         ({"max_steps": "many"}, ["'max_steps'", "a whole number", "'many'"]),
@@ -58,6 +64,20 @@ def test_a_bad_field_is_one_sentence(fields: dict[str, object], words: list[str]
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cpu:0", "cuda", "cuda:0", "cuda:12"])
+def test_a_device_that_torch_can_read_is_left_to_torch(device: str) -> None:
+    check_args(TrainArgs(device=device))
+    assert device == "auto" or torch.device(device).type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(("model", "context"), [("tiny", 512), ("smollm2-135m", 8192)])
+def test_a_budget_that_fills_a_known_context_is_refused(model: str, context: int) -> None:
+    check_room(TrainArgs(model=model, max_new_tokens=context - 1))
+    check_room(TrainArgs(model="somebody/unknown", max_new_tokens=context))
+    with pytest.raises(UsageError, match=f"max_new_tokens={context} leaves no room .* {model}, {context} tokens"):
+        check_room(TrainArgs(model=model, max_new_tokens=context))
 
 
 def test_every_problem_has_its_line() -> None:
