@@ -165,11 +165,10 @@ def _contradictions(call: PlanCall) -> list[str]:
     device, gpus = call.args.device, call.gpus
     if _kind(device) == "cpu" and gpus > 1:
         return [
-            f"--device {device} trains on no GPU, and --gpus {gpus} plans for {gpus}. Set --gpus 0, or leave --device "
-            "out."
+            f"--device {device} trains on no GPU, and --gpus {gpus} plans for {gpus}. Set --gpus 0, or --device auto."
         ]
     if _kind(device) == "cuda" and gpus == 0:
-        return [f"--device {device} is a GPU, and --gpus 0 plans for the CPU. Leave one of them out."]
+        return [f"--device {device} is a GPU, and --gpus 0 plans for the CPU. Leave --gpus out, or set --device auto."]
     if _kind(device) == "cuda" and device != "cuda" and gpus > 1:
         return [f"--device {device} is one GPU for {gpus} processes: each takes its own with --device cuda."]
     return []
