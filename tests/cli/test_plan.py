@@ -36,7 +36,7 @@ def test_a_7b_model_on_eight_gpus_is_planned_as_asked(capsys: pytest.CaptureFixt
     [
         ("--prompts_per_step 16", "prompts", 16),
         ("--group_size 4", "group_size", 4),
-        ("--max_new_tokens 1024", "new_tokens", 1024),
+        ("--max_new_tokens 128", "new_tokens", 128),
         ("--prompt_tokens 99", "prompt_tokens", 99),
         ("--micro_batch_tokens 8192", "micro_batch_tokens", 8192),
         ("--dtype bfloat16", "dtype", "bfloat16"),
