@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.runs import left_in
 
 from upweight.train.saving.checkpoint import checkpoints_of, step_of
 from upweight.train.saving.resume import check_checkpoint
@@ -214,6 +215,56 @@ def test_a_second_process_is_kept_out_and_a_killed_one_is_not_in_the_way(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_start_that_was_stopped_before_its_first_checkpoint_is_kept_and_started_again(
+    tmp_path: Path, small: list[str]
+) -> None:
+    """Killed after some steps; then killed again as soon as the second start has taken over; a file beside them."""
+    run = tmp_path / "run"
+    flags = [*small, "--max_steps", "100000", "--output_dir", str(run), "--resume", "auto"]
+    for sign in ("rollouts/step-00003.jsonl", "old-start/metrics.jsonl"):
+        with running(*flags) as process:
+            deadline = time.monotonic() + 120
+            while not (run / sign).exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+        (run / "notes.txt").write_text("mine")
+    assert json.loads((run / "config.json").read_text())["max_steps"] == 100000
+    assert called(*flags, "--max_steps", "2").returncode == 0
+    assert [row["step"] for row in rows_of(run)] == [1, 2]
+    assert [row["step"] for row in rows_of(run / "old-start")][:3] == [1, 2, 3]
+    # Whatever the second kill came in between of.
+    assert len(list(run.glob("old-start*/rollouts/step-00003.jsonl"))) == 1
+    assert (run / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_refusal_ends_all_processes_and_changes_nothing(tmp_path: Path, small: list[str]) -> None:
+    """The first process looks; the second would wait for it."""
+    data, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    rows = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(4)]
+    data.write_text("".join(rows))
+    words = [*small, "--data", str(data), "--max_steps", "3", "--save_every", "1", "--output_dir", str(run)]
+    assert called(*words).returncode == 0
+    (run / "reference" / "model.safetensors").unlink()
+    before = left_in(run)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    for text, said in (("".join(rows), "The run's reference policy"), (rows[0], "another data")):
+        data.write_text(text)
+        done = subprocess.run(
+            [*start, "-m", "upweight.cli.main", "train", "--resume", str(run / "checkpoint-1")],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+        assert done.returncode != 0
+        assert said in done.stderr
+        assert left_in(run) == before
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     tmp_path: Path, small: list[str], number: signal.Signals, code: int
@@ -293,6 +344,32 @@ def test_a_damaged_checkpoint_ends_the_call_with_the_reason(train: Train, how: s
     assert "WARNING" in taken.out
     assert f"going on from {run / 'checkpoint-1'}" in taken.out
     assert [row["step"] for row in rows_of(run)] == [1, 2, 3]
+
+
+def test_a_model_folder_is_no_run_to_go_on_with(train: Train) -> None:
+    """Also where it is the model that was asked for: nothing of it is written over."""
+    model = train("--save_every", "1").run / "reference"
+    (model / "manifest.json").unlink()
+    before = left_in(model)
+    outcome = train("--resume", "auto", "--model", str(model), run=model)
+    assert outcome.code == 2
+    assert "is not empty, and a run never writes over another" in outcome.err
+    assert left_in(model) == before
+
+
+def test_a_run_without_a_checkpoint_whose_configuration_is_broken_is_a_wrong_call(train: Train) -> None:
+    """The sentence is about the field, and not about flags that nobody gave."""
+    run = train().run
+    shutil.rmtree(run / "checkpoint-2")
+    begun = json.loads((run / "config.json").read_text())
+    for text, words in (("", "config.json"), (json.dumps({**begun, "sede": 1}), "'sede'"), ("\u00ff", "config.json")):
+        (run / "config.json").write_text(text, encoding="latin-1")
+        before = left_in(run)
+        outcome = call(train, "--resume", "auto", "--output_dir", str(run))
+        assert outcome.code == 2
+        assert words in outcome.err
+        assert "not the run that was begun" not in outcome.err
+        assert left_in(run) == before
 
 
 def test_auto_without_a_folder_is_a_wrong_call(train: Train) -> None:

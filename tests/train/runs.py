@@ -1,5 +1,6 @@
 """Whole runs of the small policy that are killed and go on, and what has to be equal then."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -87,6 +88,34 @@ class Runs:
         lines = metrics.read_text().splitlines(keepends=True)
         metrics.write_text("".join(lines[: step + 1]) + lines[-1][:20])
         return self.path / name
+
+
+def rehashed(checkpoint: Path) -> None:
+    """Make the manifest vouch for what is there now."""
+    entries = json.loads((checkpoint / "manifest.json").read_text())
+    for name in entries["files"]:
+        data = (checkpoint / name).read_bytes()
+        entries["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(entries))
+
+
+def rewritten(checkpoint: Path, **fields: Any) -> None:
+    """Change values of a checkpoint's state, its manifest included."""
+    file = checkpoint / "training.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    rehashed(checkpoint)
+
+
+def left_in(folder: Path) -> dict[str, Any]:
+    """Everything below a folder: what a file holds, where a link leads, which folders there are."""
+    return {
+        str(path.relative_to(folder)): path.readlink()
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

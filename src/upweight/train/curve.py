@@ -24,8 +24,8 @@ def draw_curve(folder: Path) -> Path:
     if evaluations:
         steps = [row["step"] for row in evaluations]
         values = [row["accuracy"] for row in evaluations]
-        below = [row["accuracy"] - row["low"] for row in evaluations]
-        above = [row["high"] - row["accuracy"] for row in evaluations]
+        below = [max(0.0, row["accuracy"] - _or(row.get("low"), row["accuracy"])) for row in evaluations]
+        above = [max(0.0, _or(row.get("high"), row["accuracy"]) - row["accuracy"]) for row in evaluations]
         left.errorbar(
             steps, values, yerr=[below, above], fmt="o", capsize=3, label="held-out accuracy (greedy)", color="black"
         )
@@ -43,6 +43,11 @@ def draw_curve(folder: Path) -> Path:
 
 
 def _line(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str, style: str) -> None:
-    points = [(row["step"], row[key]) for row in rows if row[key] is not None]
+    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     if points:
         axes.plot(*zip(*points, strict=True), style, label=label)
+
+
+def _or(value: float | None, default: float) -> float:
+    """A bound that a row may lack, where somebody has edited it."""
+    return default if value is None else value

@@ -122,9 +122,9 @@ class Run:
     def go(self) -> TrainResult:
         if self.ranks.first:
             announce(self.args, self.task)
-        self.keeper.take_over()
-        self.folder.write_config(flat_config(self.args))
+        self.keeper.check(self.task)
         if self.keeper.begun is None:
+            self.keeper.take_over()
             with self.ranks.in_turn():  # the others find it in the cache
                 self._warm_up()
         self.ranks.same(self.policy.model.parameters())
@@ -203,6 +203,8 @@ class Run:
         begun = self.keeper.restore(learner, self.task, self.tally)
         if begun is None:
             return self.keeper.progress(learner, self.tally, self.notes, 0, None)
+        self.keeper.take_over()
+        self.folder.write_rewards(self.tally.rows())
         self.policy.version = begun.version
         self.notes.update(begun.notes)
         self.console.done = begun.step

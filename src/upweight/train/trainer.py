@@ -27,10 +27,10 @@ from upweight.train.ranks import ALONE, Ranks, device_of, joined_ranks
 from upweight.train.redact import redact_logs
 from upweight.train.resolve import TINY, resolve_args
 from upweight.train.run import Run, TrainResult
-from upweight.train.saving.begun import as_begun, check_model, differences, flat_config
+from upweight.train.saving.begun import as_begun, check_identity, check_model, differences, flat_config
 from upweight.train.saving.folder import RunFolder, check_free
 from upweight.train.saving.resume import AFRESH, Start, find_start
-from upweight.train.saving.state import load_weights
+from upweight.train.saving.state import data_of, load_weights
 
 RewardFuncs = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 
@@ -132,6 +132,8 @@ class Trainer:
             check_model(start.config, flat_config(self.args), start.checkpoint)
         resolve_device(device_of(self.args.device, ranks))
         task = self._task(chat=False)
+        if ranks.first:
+            self._check_begun(task)
         self._judgeable(task, self._runner(task, self.args.reward))
         if (self._loaded is None and self.args.model == TINY) or self._data is not None:
             # The budget cannot change with a chat template any more, so what depends on it can be checked.
@@ -140,6 +142,19 @@ class Trainer:
             _check_templates(task, self.args)
         if self.args.sft_steps and not task.demonstrations(1, self.args.seed):
             raise UsageError(f"The task {task.name!r} has no worked answers to warm up on. Set --sft_steps 0.")
+
+    def _check_begun(self, task: Task) -> None:
+        """Refuse a run that is another than the one that was begun, as far as that is known without the model."""
+        start, override = self._start, self.launch.resume_override
+        if start.config is None:
+            return
+        args = resolve_args(as_begun(self.args, start.config), task, self.args.device)
+        differences(start.config, flat_config(args), override=override)
+        # Without a model, neither which form its prompts have is known, nor which rows are too long for it.
+        if start.data is not None and args.prompt_too_long == "error":
+            forms = [data_of(self._task(chat=chat), args.seed) for chat in (False, True)]
+            if start.data not in forms:
+                check_identity({"data": start.data}, {"data": forms[0]}, override=override)
 
     def _find_start(self) -> Start:
         start = find_start(self.launch.resume, self.args.output_dir)

@@ -31,7 +31,7 @@ from upweight.train.saving.checkpoint import (
     write_whole,
 )
 
-SOURCES = Path(__file__).resolve().parents[2] / "src"
+SOURCES = Path(__file__).resolve().parents[3] / "src"
 
 
 class Kill(BaseException):

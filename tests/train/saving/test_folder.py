@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.runs import left_in
 
 from upweight.objective.errors import UsageError
+from upweight.train.args import TrainArgs
 from upweight.train.ranks import Ranks
 from upweight.train.records import Group
+from upweight.train.saving.begun import flat_config
 from upweight.train.saving.folder import RunFolder, check_free, metrics_row, read_rows
 from upweight.train.step import Learner, training_step
 
@@ -127,7 +130,7 @@ def test_looking_whose_a_folder_is_keeps_nobody_from_taking_it(tmp_path: Path) -
 
 def test_a_folder_with_a_run_names_three_ways_out(tmp_path: Path) -> None:
     """Go on with it, another name, move it away."""
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(flat_config(TrainArgs())))
     with pytest.raises(UsageError, match=r"--resume auto.*--output_dir.*move the folder away"):
         check_free(tmp_path)
 
@@ -203,6 +206,7 @@ def test_a_folder_is_removed_while_it_is_claimed(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(room.shutil, "rmtree", remove)
     folder = RunFolder(tmp_path / "run")
+    folder.write_config({"seed": 1})
     (folder.path / "reference").mkdir()
     folder.discard_if_unused()
     folder.release()
@@ -256,9 +260,93 @@ def test_what_came_after_a_step_is_cut_off_with_the_half_written_line(tmp_path: 
         "old-checkpoint-3",
         "old-checkpoint-4",
     ]
-    folder.cut_back(-1, None)
-    assert sorted(path.name for path in folder.path.iterdir() if "checkpoint" not in path.name) == ["lock", "rollouts"]
     folder.release()
+
+
+def test_what_is_not_called_as_the_run_calls_it_is_left_alone(tmp_path: Path) -> None:
+    """Among rollouts and dumps: a copy, a note, a folder that is called like a file."""
+    folder = RunFolder(tmp_path / "run")
+    theirs = ["rollouts/step-mine.jsonl", "rollouts/step-00009.jsonl.bak", "dumps/step-copy/x", "dumps/step-7"]
+    for name in (*theirs, "rollouts/step-00008.jsonl/x", "rollouts/step-00009.jsonl", "dumps/step-00009/x"):
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).write_text("x")
+    folder.cut_back(3, None)
+    left = [path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file()]
+    assert sorted(left) == sorted(["lock", *theirs, "rollouts/step-00008.jsonl/x"])
+    folder.release()
+
+
+def test_rows_that_no_run_wrote_are_found_before_any_file_is_cut(tmp_path: Path, report_of: Any) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for step in (1, 2):
+        folder.write_metrics(report_of(step))
+    (folder.path / "evaluations.jsonl").write_text("garbage\n")
+    before = everything_in(tmp_path)
+    with pytest.raises(UsageError, match=r"evaluations\.jsonl, line 1"):
+        folder.cut_back(1, None)
+    assert everything_in(tmp_path) == before
+    folder.release()
+
+
+def test_a_start_is_set_aside_and_what_is_not_the_runs_stays(tmp_path: Path, report_of: Any) -> None:
+    """The configuration stays as well, so the folder is a run's at every moment; a second one has a name of its own."""
+    folder = RunFolder(tmp_path / "run")
+    (folder.path / "notes.txt").write_text("mine")
+    for name in ("old-start", "old-start-2"):
+        folder.write_config({"seed": 1})
+        folder.write_metrics(report_of(1))
+        folder.write_evaluation({"step": 0, "accuracy": 0.5})
+        folder.write_rewards({})
+        for file in ("reference/w", "rollouts/step-00001.jsonl", "rollouts/mine.txt", "dumps/step-00001/w"):
+            (folder.path / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder.path / file).write_text("w")
+        before = {name for name in everything_in(folder.path) if not name.startswith("old-")}
+        aside = folder.set_start_aside()
+        assert aside == folder.path / name
+        stays = {"config.json", "lock", "notes.txt", "rollouts/mine.txt"}
+        assert {name for name in everything_in(folder.path) if not name.startswith("old-")} == stays
+        assert set(everything_in(aside)) == before - stays | {"config.json"}
+    assert folder.set_start_aside() is None
+    folder.release()
+
+
+def test_a_start_that_was_refused_or_is_not_alone_in_its_folder_takes_nothing_away(tmp_path: Path) -> None:
+    """Refused: the configuration of the start before is there. Not alone: the next auto finds a run."""
+    first = RunFolder(tmp_path / "run")
+    first.write_config({"seed": 1})
+    (first.path / "reference").mkdir()
+    first.release()
+    before = left_in(tmp_path)
+    refused = RunFolder(tmp_path / "run", going_on=True)
+    refused.discard_if_unused()
+    refused.release()
+    assert left_in(tmp_path) == before
+    again = RunFolder(tmp_path / "run", going_on=True)
+    again.write_config({"seed": 1})
+    (again.path / "notes.txt").write_text("mine")
+    again.discard_if_unused()
+    again.release()
+    assert left_in(tmp_path) == before | {"run/notes.txt": b"mine"}
+
+
+@pytest.mark.parametrize("way", ["folder", "link to nowhere"])
+def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path, way: str) -> None:
+    """Another --output_dir would be no way out for a run that goes on."""
+    if way == "folder":
+        (tmp_path / "lock").mkdir()
+    else:
+        (tmp_path / "lock").symlink_to(tmp_path / "none" / "lock")
+    before = left_in(tmp_path)
+    with pytest.raises(UsageError, match=r"lock', the file by which .*Move it away\.$"):
+        RunFolder(tmp_path, going_on=True)
+    assert left_in(tmp_path) == before
+
+
+def test_whoever_goes_on_with_a_run_in_use_is_told_to_wait(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "run")
+    with pytest.raises(UsageError, match=f"in use by process {os.getpid()}.*wait until that one has ended"):
+        RunFolder(tmp_path / "run", going_on=True)
+    first.release()
 
 
 def test_a_row_that_a_power_failure_lost_is_written_again(tmp_path: Path, report_of: Any) -> None:

@@ -1,6 +1,5 @@
 """Going on is refused where it would be another run, and what differs is said where it would not."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.train.runs import ROWS, Runs, letters, rows_of, starved
+from tests.train.runs import ROWS, Runs, letters, rewritten, rows_of, starved
 
 import upweight.train.saving.folder as folder_room
 import upweight.train.saving.keeper as keeper_room
@@ -215,16 +214,6 @@ def test_a_run_that_went_on_while_this_one_was_loading_is_left_alone(
 def test_one_process_shards_nothing() -> None:
     """So that `--shard full` on one process is no change."""
     assert [made_with(ranks, "full")["shard"] for ranks in (1, 2)] == ["none", "full"]
-
-
-def rewritten(checkpoint: Path, **fields: Any) -> None:
-    """Change values of a checkpoint's state, its manifest included."""
-    file, manifest = checkpoint / "training.json", checkpoint / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-    entries = json.loads(manifest.read_text())
-    data = file.read_bytes()
-    entries["files"]["training.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest.write_text(json.dumps(entries))
 
 
 def test_another_number_of_processes_is_said_to_change_the_noise_of_rewards(

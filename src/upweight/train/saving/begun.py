@@ -1,17 +1,20 @@
 """The configuration that a run was begun with, against the one it is to go on with. Imports no torch."""
 
 import dataclasses
-import json
 import os
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, nearest
+from upweight.objective.fields import must_be
 from upweight.objective.paths import given_path
+from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
 from upweight.train.redact import redacted
 from upweight.train.saving.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
+from upweight.train.saving.reading import read_object, shown
 
 AUTO = "auto"
 
@@ -39,6 +42,15 @@ MAY_CHANGE: Mapping[str, str] = {
 
 _DECIDED = ("max_new_tokens", "reward", "learning_rate", "lr_warmup_steps", "sft_steps", "output_dir")
 """Fields that the run fills in where they are not given: going on, they are what they were."""
+
+
+_FIELDS: Mapping[str, object] = {
+    name: hint
+    for record in (TrainArgs, Objective)
+    for name, hint in typing.get_type_hints(record).items()
+    if name != "objective"
+}
+"""What a run's configuration has, with the type of each."""
 
 
 def begun_config(resume: str, output_dir: str | None) -> tuple[list[Path], Path | None]:
@@ -77,9 +89,39 @@ def is_checkpoint(path: Path) -> bool:
     return any((path / name).exists() for name in (MANIFEST, TRAINING, TENSORS)) or path.name.startswith("checkpoint-")
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """A flat configuration as a run writes it."""
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+def read_config(file: Path, way_out: str) -> dict[str, Any]:
+    """A flat configuration as a run writes it.
+
+    Args:
+        file: config.json of a run, or run.json of a checkpoint.
+        way_out: the sentence after the one that says what is wrong.
+
+    Raises:
+        UsageError: it cannot be read, or is none: a field is missing, is none that there is, or of another type. Ranges
+            are not checked.
+    """
+    found = read_object(file, way_out)
+    for name in found:
+        if name not in _FIELDS:
+            near = nearest(name, _FIELDS)
+            meant = f" (did you mean '{near}'?)" if near else ""
+            raise UsageError(f"{str(file)!r}: a run's configuration has no '{name}'{meant}. {way_out}")
+    for name, hint in _FIELDS.items():
+        if name not in found:
+            raise UsageError(f"{str(file)!r} lacks '{name}', which a run's configuration has. {way_out}")
+        if must := must_be(hint, found[name]):
+            raise UsageError(f"{str(file)!r}: '{name}' must be {must}. Got {shown(found[name])} instead. {way_out}")
+    return found
+
+
+def is_of_a_run(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is one that a run wrote, possibly edited since, and not a model's or another program's.
+
+    Example:
+        >>> is_of_a_run({"model_type": "llama", "hidden_size": 64}), is_of_a_run(flat_config(TrainArgs()))
+        (False, True)
+    """
+    return 2 * len(_FIELDS.keys() & config.keys()) > len(_FIELDS)
 
 
 def device_again(device: str, *, alone: bool) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from upweight.objective.errors import UsageError
+from upweight.train.saving.reading import object_in
 
 MANIFEST = "manifest.json"
 """Sizes and SHA-256 of a folder's files, written last."""
@@ -116,11 +117,22 @@ def remove_whole(folder: Path) -> None:
 
 def remove_leftovers(run: Path) -> list[str]:
     """Remove what a killed run left half written or half removed in its folder and in its dumps; their names."""
-    found = [*run.glob(TEMPORARY + "*"), *run.glob(f"dumps/{TEMPORARY}*")]
-    ours = sorted(path for path in found if _LEFTOVER.fullmatch(path.name))
+    ours = leftovers_of(run)
     for path in ours:
         _discard(path)
     return [path.relative_to(run).as_posix() for path in ours]
+
+
+def leftovers_of(run: Path) -> list[Path]:
+    """What `remove_leftovers` would remove."""
+    found = [*run.glob(TEMPORARY + "*"), *run.glob(f"dumps/{TEMPORARY}*")]
+    return sorted(path for path in found if _LEFTOVER.fullmatch(path.name))
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def checkpoints_of(run: Path) -> list[Path]:
@@ -160,7 +172,7 @@ def check_whole(folder: Path, needed: Sequence[str] = ()) -> None:
     """Hold a folder against its manifest, before anything in it is loaded.
 
     Args:
-        folder: as `write_whole` left it.
+        folder: as `write_whole` left it; a checkpoint, or the reference policy of a run.
         needed: files that have to be there.
 
     Raises:
@@ -262,13 +274,13 @@ def _blocks(stream: Any) -> Iterator[bytes]:
 
 def _manifest_of(folder: Path) -> dict[str, dict[str, Any]]:
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
         raise _damaged(folder, MANIFEST, "missing: writing it was the last thing to do") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise _damaged(folder, MANIFEST, f"cannot be read: {error}") from error
     try:
-        files = json.loads(text)["files"]
+        files = object_in(text)["files"]
         return {
             str(name): {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])} for name, entry in files.items()
         }
@@ -285,8 +297,7 @@ def _check_safetensors(folder: Path, file: Path) -> None:
     if start[:2] == b"PK" or start[:1] == b"\x80":
         raise _damaged(folder, file.name, "not safetensors but a pickle, which may run code; nothing of it was loaded")
     try:
-        if not isinstance(json.loads(header), dict):
-            raise ValueError
+        object_in(header)
     except ValueError:
         raise _damaged(folder, file.name, "not safetensors: it has no header") from None
 

@@ -6,9 +6,10 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,40 @@ from upweight.objective.errors import UsageError, bad_parameter
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.records import Batch, Group, StepReport
 from upweight.train.redact import redacted
-from upweight.train.saving.checkpoint import TEMPORARY, checkpoints_of, prune, remove_whole, step_of, sync, write_whole
+from upweight.train.saving.begun import is_of_a_run
+from upweight.train.saving.checkpoint import (
+    TEMPORARY,
+    checkpoints_of,
+    leftovers_of,
+    prune,
+    remove_whole,
+    step_of,
+    sync,
+    write_whole,
+)
 from upweight.train.saving.held import why_told
 from upweight.train.saving.lock import FolderLock, Taken, owner_of
+from upweight.train.saving.reading import object_in, read_object, rows_in
 
 LOCK = "lock"
 
 REFERENCE = "reference"
 """The folder that keeps the reference policy of a run with a KL."""
+
+_FILES = ("metrics.jsonl", "evaluations.jsonl", "rewards.json", "curve.png")
+"""Of a run, beside config.json."""
+
+_FOLDERS = ("rollouts", "dumps")
+"""Of a run, with something for a step in them."""
+
+_ROLLOUTS, _DUMP = re.compile(r"step-([0-9]+)\.jsonl"), re.compile(r"step-([0-9]+)")
+"""What a run calls it; anything else there is somebody's."""
+
+_ROWS = ("metrics.jsonl", "evaluations.jsonl")
+"""Of them those with a row a step."""
+
+_NEEDED = {"evaluations.jsonl": ("accuracy",)}
+"""What a row of a file has besides the step."""
 
 
 def check_free(path: str | Path) -> None:
@@ -50,7 +77,7 @@ def check_free(path: str | Path) -> None:
             f"The run folder {str(folder)!r} cannot be used: {error.strerror}. Choose another --output_dir."
         ) from error
     refuse_taken(folder)
-    if (folder / "config.json").exists() or checkpoints_of(folder):
+    if has_run(folder):
         raise UsageError(
             f"The run folder {str(folder)!r} is not empty: it holds a run, and a run never writes over another. Go on "
             "with that one (--resume auto), choose another --output_dir (or leave it out for a new name), or move the "
@@ -62,18 +89,67 @@ def check_free(path: str | Path) -> None:
     )
 
 
-def refuse_taken(folder: Path) -> None:
-    """Refuse a folder that a living process has claimed."""
+def has_run(folder: Path) -> bool:
+    """Whether a folder holds a run: checkpoints, the configuration of one, or no more than what one begins with.
+
+    Raises:
+        UsageError: nothing but a config.json could tell, and that cannot be read.
+    """
+    if checkpoints_of(folder):
+        return True
+    file = folder / "config.json"
+    if os.path.lexists(file):
+        way_out = "Nothing else says how the run was begun: put it back, or choose another --output_dir."
+        return is_of_a_run(read_object(file, way_out))
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()} - {path.name for path in leftovers_of(folder)}
+    return bool(names) and names <= {LOCK, "rollouts"} and not any((folder / "rollouts").glob("*"))
+
+
+def check_names(folder: Path) -> None:
+    """Refuse a folder in which something else has a name that a run needs; it would be written over, or be in the way.
+
+    Raises:
+        UsageError: naming it.
+    """
+    for name in (LOCK, "config.json", *_FILES):
+        if (folder / name).is_dir():
+            raise UsageError(f"{str(folder / name)!r} is a folder, and a run writes a file of that name: move it away.")
+    for name in (*_FOLDERS, REFERENCE):
+        if os.path.lexists(folder / name) and not (folder / name).is_dir():
+            raise UsageError(f"{str(folder / name)!r} is no folder, and a run makes one of that name: move it away.")
+    file = folder / "config.json"
+    try:
+        foreign = file.exists() and not is_of_a_run(object_in(file.read_bytes()))
+    except ValueError:  # cut by a power failure: written anew
+        foreign = False
+    if foreign:
+        raise UsageError(f"{str(file)!r} is not one that a run wrote, and a run writes over it: move it away.")
+
+
+def refuse_taken(folder: Path, *, going_on: bool = False) -> None:
+    """Refuse a folder that a living process has claimed.
+
+    Args:
+        folder: of the run.
+        going_on: whether the run in it was to go on; the way out is another then.
+
+    Raises:
+        UsageError: with the number of the process.
+    """
     owner = owner_of(folder / LOCK)
     if owner is not None:
-        raise _in_use(folder, owner)
+        raise _in_use(folder, owner, going_on)
 
 
-def _in_use(folder: Path, owner: str) -> UsageError:
-    return UsageError(
-        f"The run folder {str(folder)!r} is in use by process {owner}. Choose another --output_dir, or leave it "
-        "out for a new name."
+def _in_use(folder: Path, owner: str, going_on: bool) -> UsageError:
+    way_out = (
+        "One process at a time goes on with a run: wait until that one has ended, or end it."
+        if going_on
+        else "Choose another --output_dir, or leave it out for a new name."
     )
+    return UsageError(f"The run folder {str(folder)!r} is in use by process {owner}. {way_out}")
 
 
 class RunFolder:
@@ -94,8 +170,10 @@ class RunFolder:
             UsageError: it is not free, or cannot be made.
         """
         self.path = Path(path)
+        self.going_on = going_on
         self.ranks = ranks
         self._lock: FolderLock | None = None
+        self._begun = False
         if not ranks.first:
             return
         if not going_on:
@@ -109,12 +187,20 @@ class RunFolder:
         try:
             self._lock = FolderLock(self.path / LOCK)
         except Taken as taken:
-            raise _in_use(self.path, str(taken)) from taken
+            raise _in_use(self.path, str(taken), going_on) from taken
         except OSError as error:
+            lock = self.path / LOCK
+            if os.path.lexists(lock):
+                raise UsageError(
+                    f"{str(lock)!r}, the file by which a process claims a run, cannot be written: {error.strerror}. "
+                    "Move it away."
+                ) from error
             raise UsageError(
-                f"The run folder {str(path)!r} cannot be written to: {error.strerror}. Choose another --output_dir."
+                f"The run folder {str(path)!r} cannot be written to: {error.strerror}."
+                + ("" if going_on else " Choose another --output_dir.")
             ) from error
-        (self.path / "rollouts").mkdir(exist_ok=True)
+        if not going_on:
+            (self.path / "rollouts").mkdir(exist_ok=True)
 
     def release(self) -> None:
         """Give the claim back; the folder stays."""
@@ -125,13 +211,20 @@ class RunFolder:
     def discard_if_unused(self) -> None:
         """Remove the folder of a run that ended before its first step and left no checkpoint, and give the claim back.
 
-        Called while it is claimed: what another process has in it by then would be removed with it.
+        Called while it is claimed: what another process has in it by then would be removed with it. Where there is
+        anything in it that this start has not written, all stays, for the next `--resume auto`.
         """
         if not self.ranks.first or (self.path / "metrics.jsonl").exists() or checkpoints_of(self.path):
             return
-        for name in ("config.json", "evaluations.jsonl"):
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / REFERENCE, ignore_errors=True)
+        if self._begun:
+            ours = {LOCK, "config.json", "evaluations.jsonl", REFERENCE, "rollouts"}
+            if {path.name for path in self.path.iterdir()} - ours or any((self.path / "rollouts").glob("*")):
+                return
+            (self.path / "evaluations.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(self.path / REFERENCE, ignore_errors=True)
+            (self.path / "config.json").unlink(missing_ok=True)  # last, as it says that this is a run
+        elif self.going_on:
+            return
         with contextlib.suppress(OSError):
             (self.path / "rollouts").rmdir()
         self.release()
@@ -139,7 +232,8 @@ class RunFolder:
             self.path.rmdir()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """The resolved configuration, flat, as the flags are spelled."""
+        """The resolved configuration, flat, as the flags are spelled; from here on the folder is this run's."""
+        self._begun = True
         self._replace("config.json", json.dumps(redacted(config), indent=2, allow_nan=False) + "\n")
 
     def write_metrics(self, report: StepReport) -> None:
@@ -152,7 +246,8 @@ class RunFolder:
 
     def write_rewards(self, rewards: Mapping[str, Mapping[str, Any]]) -> None:
         """Each reward function's weight and counts in rewards.json, in place of those of the step before."""
-        self._replace("rewards.json", json.dumps(redacted(rewards), indent=2, allow_nan=False) + "\n")
+        # After every step, and nothing goes on from it: not flushed to the disk.
+        self._replace("rewards.json", json.dumps(redacted(rewards), indent=2, allow_nan=False) + "\n", flush=False)
 
     def write_rollouts(self, step: int, batch: Batch) -> None:
         """One file a step, an answer a line: the prompt, the text, the verdict."""
@@ -193,30 +288,65 @@ class RunFolder:
         aside under another name. A kill meanwhile changes nothing about what the next attempt leaves.
 
         Args:
-            step: the last that stays; -1 = none, for a run that starts afresh.
+            step: the last that stays.
             row: of metrics.jsonl at that step, written again where a power failure has lost it.
+
+        Raises:
+            UsageError: a row that no run wrote; nothing is changed then.
         """
         if not self.ranks.first:
             return
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
-            rows = [found for found in _parsed(self.path / name)[0] if found["step"] <= step]
-            if name == "metrics.jsonl" and row is not None and (not rows or rows[-1]["step"] != step):
-                rows.append(dict(row))
+        kept = {name: [found for found in _rows(self.path / name)[0] if found["step"] <= step] for name in _ROWS}
+        rows = kept["metrics.jsonl"]
+        if row is not None and (not rows or rows[-1]["step"] != step):
+            rows.append(dict(row))
+        for name, rows in kept.items():
             if rows:
                 self._replace(name, "".join(json.dumps(found, allow_nan=False) + "\n" for found in rows))
             else:
                 (self.path / name).unlink(missing_ok=True)
-        if step < 0:
-            (self.path / "rewards.json").unlink(missing_ok=True)
-        for path in (self.path / "rollouts").glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
-        for path in (self.path / "dumps").glob("step-*"):
-            if int(path.name.removeprefix("step-")) > step:
-                remove_whole(path)
+        for path, of in self._of_steps():
+            if of > step:
+                path.unlink() if path.is_file() else remove_whole(path)
+        (self.path / "rollouts").mkdir(exist_ok=True)
         for checkpoint in checkpoints_of(self.path):
             if step_of(checkpoint) > step:
                 set_aside(checkpoint)
+
+    def set_start_aside(self) -> Path | None:
+        """Clear the way for a run that starts afresh in a folder whose run has no checkpoint: nothing of it is lost.
+
+        Its files go into `old-start`, or `old-start-2` and so on; its config.json stays as well, so that the folder is
+        a run's at every moment. What is not the run's stays where it is.
+
+        Returns:
+            Where the files are; None where there were none, or on another process than the first.
+        """
+        if not self.ranks.first:
+            return None
+        (self.path / "rollouts").mkdir(exist_ok=True)
+        found = [path for path in (self.path / name for name in _FILES) if path.exists()]
+        found += [path for path, _ in self._of_steps()]
+        if not found:
+            return None
+        aside = _free_name(self.path / "old-start")
+        aside.mkdir()
+        if (self.path / "config.json").exists():
+            shutil.copy2(self.path / "config.json", aside)
+        if (self.path / REFERENCE).exists():
+            found.append(self.path / REFERENCE)
+        for path in found:
+            target = aside / path.relative_to(self.path)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)
+        return aside
+
+    def _of_steps(self) -> Iterator[tuple[Path, int]]:
+        """Rollouts and dumps, each with its step."""
+        for folder, name in zip(_FOLDERS, (_ROLLOUTS, _DUMP), strict=True):
+            for path in sorted((self.path / folder).glob("*")):
+                if (match := name.fullmatch(path.name)) and path.is_dir() == (folder == "dumps"):
+                    yield path, int(match[1])
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if not self.ranks.first:
@@ -224,12 +354,14 @@ class RunFolder:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(redacted(row), allow_nan=False) + "\n")
 
-    def _replace(self, name: str, text: str) -> None:
-        """Write a file that is the old one or the new one, whatever happens."""
+    def _replace(self, name: str, text: str, *, flush: bool = True) -> None:
+        """Write a file that is the old one or the new one, whatever happens; flushed, also after a power failure."""
         if not self.ranks.first:
             return
         partial = self.path / f"{TEMPORARY}{name}"
         partial.write_text(text, encoding="utf-8")
+        if flush:
+            sync(partial)
         os.replace(partial, self.path / name)
 
 
@@ -246,43 +378,44 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         UsageError: another line is not one that a run wrote.
     """
-    rows, half = _parsed(path)
+    rows, half = _rows(path)
     if half:
         warnings.warn(f"{path}: the last line is half written and is skipped.", stacklevel=2)
     return rows
 
 
-def _parsed(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The whole rows of a file, and whether a half written line follows them."""
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"{path}, line {number} is no row of a run: {error}. Take it out: the run goes on without that row."
-            ) from error
-    return rows, lines[-1] != b""
+def check_rows(run: Path) -> None:
+    """Refuse rows that no run wrote, before anything is cut back to a step.
+
+    Raises:
+        UsageError: naming file and line.
+    """
+    for name in _ROWS:
+        _rows(run / name)
+
+
+def _rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    return rows_in(path, _NEEDED.get(path.name, ()))
 
 
 def best_step(run: Path) -> int | None:
     """Of the steps with a checkpoint the one with the best held-out accuracy, the later of two equal ones."""
     there = {step_of(path) for path in checkpoints_of(run)}
-    rows = [
-        row for row in _parsed(run / "evaluations.jsonl")[0] if row["step"] in there and row["accuracy"] is not None
-    ]
+    rows = [row for row in _rows(run / "evaluations.jsonl")[0] if row["step"] in there and row["accuracy"] is not None]
     return max(rows, key=lambda row: (row["accuracy"], row["step"]))["step"] if rows else None
 
 
 def set_aside(checkpoint: Path) -> Path:
     """Give a checkpoint that the run does not go on from a name that is in nobody's way."""
-    names = (
-        f"old-{checkpoint.name}{suffix}" for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-    )
-    target = next(path for path in map(checkpoint.with_name, names) if not path.exists())
+    target = _free_name(checkpoint.with_name(f"old-{checkpoint.name}"))
     os.replace(checkpoint, target)
     return target
+
+
+def _free_name(path: Path) -> Path:
+    """A path, with a number behind it where it is there already."""
+    names = itertools.chain([path.name], (f"{path.name}-{n}" for n in itertools.count(2)))
+    return next(free for free in map(path.with_name, names) if not os.path.lexists(free))
 
 
 def _rollout_rows(group: Group) -> list[dict[str, Any]]:

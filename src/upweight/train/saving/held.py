@@ -56,6 +56,19 @@ def group_to_json(group: Group) -> dict[str, Any]:
     }
 
 
+def check_held(states: Any) -> None:
+    """Refuse what `group_from_json` could not read.
+
+    Raises:
+        ValueError: it is no list of groups; the reason.
+    """
+    try:
+        for state in states:
+            group_from_json(state)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"the groups that wait for the next step cannot be read ({error!r})") from error
+
+
 def group_from_json(state: Mapping[str, Any]) -> Group:
     """The group that `group_to_json` wrote."""
     prompt = Prompt(row=state["row"], text=state["text"], answer=state["answer"], where=state["where"])

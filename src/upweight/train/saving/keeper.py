@@ -1,5 +1,6 @@
 """`Keeper`: writes a run's checkpoints, and brings a run back from one."""
 
+import contextlib
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,17 +15,20 @@ from upweight.train.saving.begun import check_identity, differences, no_longer_e
 from upweight.train.saving.checkpoint import (
     TEMPORARY,
     CheckpointError,
+    DamagedCheckpoint,
+    bytes_of,
     check_whole,
     checkpoints_of,
     fingerprint_of,
     free_bytes,
     in_units,
+    leftovers_of,
     remove_leftovers,
     remove_whole,
     step_of,
     write_whole,
 )
-from upweight.train.saving.folder import REFERENCE, RunFolder
+from upweight.train.saving.folder import REFERENCE, RunFolder, check_names, check_rows
 from upweight.train.saving.resume import Start, names_of
 from upweight.train.saving.state import (
     Progress,
@@ -62,7 +66,7 @@ class Keeper:
         shard: str,
         say: Callable[[str], None],
     ) -> None:
-        """Read where the run stood; nothing is changed yet.
+        """Read where the run stood; nothing is changed before `take_over`.
 
         Args:
             folder: claimed.
@@ -83,64 +87,87 @@ class Keeper:
         self.say = say
         self.begun = None if start.checkpoint is None else load_progress(start.checkpoint)
         self._identity: Mapping[str, Any] = {}
+        self._aside: Path | None = None
         self._made_with = made_with(folder.ranks.world, shard)
         self._bytes = checkpoint_bytes(policy)
 
-    def take_over(self) -> None:
-        """Refuse what is another run, say what differs, and clear away what the run will write again.
+    def check(self, task: Task) -> None:
+        """Refuse what is another run, or not as a run left it, and say what differs; nothing on the disk is changed.
+
+        Args:
+            task: the data.
 
         Raises:
-            UsageError: the configuration makes it another run, or the disk has no room for the checkpoints.
+            DamagedCheckpoint: the reference is not whole.
+            UsageError: another configuration, model, tokenizer, data or reference than the run was begun with, another
+                process was at it, files that no run wrote, or no room for the checkpoints.
         """
         if not self.folder.ranks.first:
             return
-        say = self.say
-        if self.start.folder is not None and self.start.seen != names_of(self.start.folder):
-            raise UsageError(
-                f"Another process has gone on with the run in {str(self.start.folder)!r} while this one was loading. "
-                "Give the command again."
-            )
-        if self.begun is not None and self.args.objective.needs_reference and self.begun.identity["reference"] is None:
-            raise UsageError(
-                f"The run in {str(self.start.folder)!r} has no reference policy that a KL could be taken to: it began "
-                "without a KL. Leave --kl_coef at 0; a new run that starts from its weights is --model "
-                f"{self.start.checkpoint}."
-            )
-        for remark in self.start.remarks:
-            say(remark)
-        for line in differences(self.start.config or {}, self.config, override=self.override):
-            say(f"changed: {line}")
-        for name in remove_leftovers(self.folder.path):
-            say(f"removed {name}, which a run that was killed had left half written")
+        start, override = self.start, self.override
+        if start.folder is not None:
+            if start.seen != names_of(start.folder):
+                raise UsageError(
+                    f"Another process has gone on with the run in {str(start.folder)!r} while this one was loading. "
+                    "Give the command again."
+                )
+            check_names(start.folder)
+        changed = differences(start.config or {}, self.config, override=override)
+        if self.begun is not None:
+            check_rows(self.folder.path)
+            self._identity = identity_of(self.policy, task, self.args.seed, self._reference_of(self.begun))
+            changed += check_identity(self.begun.identity, self._identity, override=override)
+            self._check_position(self.begun, task)
+            changed += no_longer_exact(self.begun.made_with, self._made_with)
         self._check_room()
-        if self.start.folder is None:
-            return
-        step, row = (-1, None) if self.begun is None else (self.begun.step, self.begun.row)
-        self.folder.cut_back(step, row)
-        say(f"going on from {self.start.checkpoint}" if self.begun else f"{self.start.folder} has no checkpoint yet")
+        for remark in start.remarks:
+            self.say(remark)
+        for line in changed:
+            self.say(f"changed: {line}")
+        if self.begun is not None and len(self.begun.random) != self.folder.ranks.world:
+            self.say("changed: rewards that draw on Python's, numpy's or torch's noise draw otherwise from here on")
+        if self.begun is not None:
+            self.say(f"going on from {start.checkpoint}")
+
+    def take_over(self) -> None:
+        """Make the folder this run's: clear away what it will write again, and write its configuration.
+
+        Called once nothing can be refused any more. A run that starts afresh sets aside what an earlier start has left
+        there; one that goes on cuts everything back to where it stood.
+        """
+        if self.folder.ranks.first:
+            for name in remove_leftovers(self.folder.path):
+                self.say(f"removed {name}, which a run that was killed had left half written")
+            if self.begun is not None:
+                self.folder.cut_back(self.begun.step, self.begun.row)
+            elif self.start.folder is not None:
+                self._aside = self.folder.set_start_aside()
+                left = f"; what an earlier start left there is in {self._aside}" if self._aside else ""
+                self.say(f"{self.start.folder} has no checkpoint yet{left}")
+        self.folder.write_config(self.config)
 
     def reference(self) -> Policy | None:
         """The policy that the KL is taken to: as it is now at the start of a run, and as it was then ever after.
 
         It is kept in RUN/reference, so that going on does not depend on where the model came from, or on a warm-up that
-        another machine would round differently.
+        another machine would round differently. `check` has looked at it.
         """
         if not self.args.objective.needs_reference:
             return None
         kept = self.folder.path / REFERENCE
         reference = self.policy.frozen_copy()
         if self.begun is not None:
-            check_whole(kept)
             load_weights(reference, kept)
             reference.version = 0
         elif self.folder.ranks.first:
             if kept.exists():
                 remove_whole(kept)
             write_whole(kept, self.policy.save, bytes_needed=weights_bytes(self.policy))
+            self._drop_copy(kept)
         return reference
 
     def restore(self, learner: Learner, task: Task, tally: RewardTally) -> Progress | None:
-        """Bring everything but the weights, which are loaded, to where it stood; hashes are compared first.
+        """Bring everything but the weights, which are loaded, to where it stood, in memory alone.
 
         Args:
             learner: fresh.
@@ -151,21 +178,14 @@ class Keeper:
             Where the run stands; None where it starts afresh.
 
         Raises:
-            UsageError: another model, tokenizer, data or reference than the run was begun with.
+            UsageError: the optimiser's state is not that of this model.
         """
         ranks = self.folder.ranks
-        kept = self.folder.path / REFERENCE
-        if ranks.first:
-            fingerprint = None if learner.reference is None else fingerprint_of(kept)
-            self._identity = identity_of(self.policy, task, self.args.seed, fingerprint)
         if self.begun is None or self.start.checkpoint is None:
+            if ranks.first:
+                kept = None if learner.reference is None else fingerprint_of(self.folder.path / REFERENCE)
+                self._identity = identity_of(self.policy, task, self.args.seed, kept)
             return None
-        if ranks.first:
-            exact = no_longer_exact(self.begun.made_with, self._made_with)
-            for line in check_identity(self.begun.identity, self._identity, override=self.override) + exact:
-                self.say(f"changed: {line}")
-            if len(self.begun.random) != ranks.world:
-                self.say("changed: rewards that draw on Python's, numpy's or torch's noise draw otherwise from here on")
         tensors = read_state(self.start.checkpoint, ranks, whole=learner.whole is None)
         learner.optimizer.load_state_tensors(tensors)
         learner.policy.version = self.begun.version
@@ -176,11 +196,53 @@ class Keeper:
                 raise
             self.say(f"changed: the data start anew, as the old position means nothing in them ({error})")
         tally.go_on(self.begun.rewards)
-        self.folder.write_rewards(tally.rows())
         set_random_state(self.begun.random[ranks.rank % len(self.begun.random)])
         # A run that has ended over it, and goes on all the same, has all its steps again.
         learner.guard.in_a_row = self.begun.in_a_row % MAX_IN_A_ROW
         return self.begun
+
+    def _reference_of(self, begun: Progress) -> str | None:
+        """SHA-256 of the run's reference policy, which is whole; None without a KL."""
+        if not self.args.objective.needs_reference:
+            return None
+        kept, checkpoint = self.folder.path / REFERENCE, self.start.checkpoint
+        if begun.identity["reference"] is None:
+            raise UsageError(
+                f"The run in {str(self.start.folder)!r} has no reference policy that a KL could be taken to: it began "
+                "without a KL. Leave --kl_coef at 0; a new run that starts from its weights is --model "
+                f"{checkpoint}."
+            )
+        try:
+            check_whole(kept)
+        except DamagedCheckpoint as damage:
+            what = str(damage).partition(" is damaged: ")[2] if kept.exists() else "it is not there."
+            raise DamagedCheckpoint(
+                f"The run's reference policy {str(kept)!r} is damaged: {what} The KL is taken to it and to no "
+                "other. Put it back from a copy of the run's folder; a new run that starts from the weights of now is "
+                f"--model {checkpoint}."
+            ) from damage
+        return fingerprint_of(kept)
+
+    def _check_position(self, begun: Progress, task: Task) -> None:
+        """Refuse a position that means nothing in the data, on a stream that nobody draws from."""
+        try:
+            task.stream(self.args.seed).load_state_dict(begun.source["stream"])
+        except UsageError:
+            if not self.override:
+                raise
+
+    def _drop_copy(self, kept: Path) -> None:
+        """Of two references that are the same, file by file, one is enough: that of this start, not that of one before.
+
+        Starts that come to no checkpoint would fill the disk with them.
+        """
+        old = None if self._aside is None else self._aside / REFERENCE
+        if old is None or not old.exists():
+            return
+        with contextlib.suppress(DamagedCheckpoint):
+            check_whole(old)
+            if fingerprint_of(old) == fingerprint_of(kept):
+                remove_whole(old)
 
     def progress(
         self, learner: Learner, tally: RewardTally, notes: Collection[str], step: int, row: Mapping[str, Any] | None
@@ -259,7 +321,8 @@ class Keeper:
         most = args.keep_checkpoints + 2 - len(there)
         new = saves if args.keep_checkpoints == 0 else min(saves, max(1, most))
         reference = weights_bytes(self.policy) if args.objective.needs_reference and self.begun is None else 0
-        needed, free = new * self._bytes + reference, free_bytes(self.folder.path)
+        freed = sum(map(bytes_of, leftovers_of(self.folder.path)))
+        needed, free = new * self._bytes + reference, free_bytes(self.folder.path) + freed
         if needed > free:
             raise UsageError(
                 f"The disk of {str(self.folder.path)!r} has {in_units(free)} free, and the run will write "

@@ -18,10 +18,8 @@ from upweight.train.saving.checkpoint import (
     checkpoints_of,
     step_of,
 )
-from upweight.train.saving.folder import REFERENCE, check_free, refuse_taken
-
-_OF_A_RUN = ("config.json", "rollouts", "lock", REFERENCE)
-"""What tells a run's folder from any other."""
+from upweight.train.saving.folder import check_free, check_names, check_rows, has_run, refuse_taken
+from upweight.train.saving.state import load_progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +34,9 @@ class Start:
 
     config: Mapping[str, Any] | None = None
     """The configuration that the run was begun with, flat; None = nothing says."""
+
+    data: str | None = None
+    """SHA-256 of the data that the run was begun with; None where it starts afresh."""
 
     seen: tuple[str, ...] = ()
     """The run's checkpoints when it was looked at, before the folder was claimed."""
@@ -57,43 +58,46 @@ def find_start(resume: str | None, output_dir: str | None) -> Start:
 
     Raises:
         DamagedCheckpoint: a checkpoint that was named is not whole, or none of a run's is.
-        UsageError: there is nothing there to go on from, or another process is at it.
+        UsageError: there is nothing there to go on from, it is not as a run left it, or another process is at it.
     """
     if resume is None:
         return AFRESH
-    if resume != AUTO:
-        return _named(as_path(resume), output_dir)
+    try:
+        return _auto(output_dir) if resume == AUTO else _named(as_path(resume), output_dir)
+    except OSError as error:  # a folder that may not be looked into, a disk that fails
+        where = output_dir if resume == AUTO else resume
+        raise UsageError(f"The run in {where!r} cannot be read: {error.strerror or error}.") from error
+
+
+def _auto(output_dir: str | None) -> Start:
     if output_dir is None:
         raise UsageError(
             "--resume auto looks for checkpoints in --output_dir, which is not given. Name the run folder, or the "
             "checkpoint: --resume RUN/checkpoint-N."
         )
     folder = given_path(output_dir, "--output_dir")
-    if not any((folder / name).exists() for name in _OF_A_RUN) and not checkpoints_of(folder):
+    if not has_run(folder):
         check_free(folder)
         return AFRESH
-    refuse_taken(folder)
-    remarks = []
+    refuse_taken(folder, going_on=True)
+    damages: list[str] = []
     for checkpoint in checkpoints_of(folder):
         try:
             check_checkpoint(checkpoint)
         except DamagedCheckpoint as damage:
-            remarks.append(f"WARNING: {damage} It is passed over, and the one before it is taken.")
+            damages.append(str(damage))
             continue
-        return Start(
-            folder=folder,
-            checkpoint=checkpoint,
-            config=read_config(checkpoint / CONFIG),
-            seen=names_of(folder),
-            remarks=tuple(remarks),
-        )
-    if remarks:
+        remarks = (f"WARNING: {damage} It is passed over, and the one before it is taken." for damage in damages)
+        return _start(folder, checkpoint, tuple(remarks))
+    if damages:
         raise DamagedCheckpoint(
-            f"No checkpoint of {output_dir!r} is whole, the last of them: {remarks[-1].partition(': ')[2]} "
-            "Move the folder away to start afresh, or name a model to start from with --model."
+            f"No checkpoint of {output_dir!r} is whole. Of the newest: {damages[0]} Move the folder away to start "
+            "afresh, or name a model to start from with --model."
         )
-    config = read_config(folder / "config.json") if (folder / "config.json").exists() else None
-    return Start(folder=folder, config=config, seen=names_of(folder))
+    check_names(folder)
+    file = folder / "config.json"
+    way_out = "Nothing else says how the run was begun: put it back as it was, or move the folder away."
+    return Start(folder=folder, config=read_config(file, way_out) if file.exists() else None)
 
 
 def _named(path: Path, output_dir: str | None) -> Start:
@@ -116,9 +120,24 @@ def _named(path: Path, output_dir: str | None) -> Start:
             f"A run goes on in its own folder, {str(folder)!r}, and --output_dir says {output_dir!r}. Leave it out; a "
             f"new run that starts from these weights is --model {checkpoint}."
         )
-    refuse_taken(folder)
+    refuse_taken(folder, going_on=True)
     check_checkpoint(checkpoint)
-    return Start(folder=folder, checkpoint=checkpoint, config=read_config(checkpoint / CONFIG), seen=names_of(folder))
+    return _start(folder, checkpoint)
+
+
+def _start(folder: Path, checkpoint: Path, remarks: tuple[str, ...] = ()) -> Start:
+    """To go on from a checkpoint that is whole, in a folder that has nothing in the way."""
+    check_names(folder)
+    check_rows(folder)
+    way_out = f"Go on from another checkpoint, or start a new run from its weights with --model {checkpoint}."
+    return Start(
+        folder=folder,
+        checkpoint=checkpoint,
+        config=read_config(checkpoint / CONFIG, way_out),
+        data=load_progress(checkpoint).identity["data"],
+        seen=names_of(folder),
+        remarks=remarks,
+    )
 
 
 def names_of(run: Path) -> tuple[str, ...]:
@@ -127,10 +146,17 @@ def names_of(run: Path) -> tuple[str, ...]:
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint that is not whole, or that holds no state of a run.
+    """Refuse a checkpoint that is not whole, that holds no state of a run, or that has another one's name.
 
     Raises:
         DamagedCheckpoint: the file, and the check that failed.
+        UsageError: it is whole, and its state is of another step than its name says, or of another form.
     """
-    step_of(checkpoint)
+    named = step_of(checkpoint)
     check_whole(checkpoint, needed=("config.json", CONFIG, TRAINING, TENSORS))
+    step = load_progress(checkpoint).step
+    if step != named:
+        raise UsageError(
+            f"{str(checkpoint)!r} holds step {step}, and its name says {named}: a run takes what is called by a later "
+            f"step for what came after. Give it back its name, checkpoint-{step}."
+        )

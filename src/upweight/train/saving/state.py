@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from upweight.policy.quiet import quiet_transformers
 from upweight.tasks.rows import PromptsTask
 from upweight.tasks.task import Task
 from upweight.train.saving.checkpoint import CONFIG, TENSORS, TRAINING
+from upweight.train.saving.held import check_held
+from upweight.train.saving.reading import read_object, shown
 
 SAMPLE_OF_ENDLESS = 256
 """Draws of an endless task that its fingerprint is made of."""
@@ -84,16 +86,74 @@ def load_progress(folder: Path) -> Progress:
     """Read where a run stood.
 
     Raises:
-        UsageError: the file is of another version of upweight.
+        UsageError: the file is of another version of upweight, or was changed: naming it, and what in it.
     """
-    found = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
+    file = folder / TRAINING
+    way_out = f"Go on from another checkpoint, or start a new run from its weights with --model {folder}."
+    found = read_object(file, way_out)
     try:
-        return Progress(**{**found, "notes": tuple(found["notes"])})
-    except (TypeError, KeyError) as error:
+        return _progress_of(found)
+    except ValueError as error:
         raise UsageError(
-            f"{folder / TRAINING} is not as this version of upweight writes it ({error}): go on with the version that "
-            f"wrote it, or start a new run from its weights with --model {folder}."
+            f"{str(file)!r} is not as this version of upweight writes it: {error}. Go on with the version that wrote "
+            f"it, or from another checkpoint; or start a new run from its weights with --model {folder}."
         ) from error
+
+
+def _progress_of(found: Mapping[str, Any]) -> Progress:
+    """The record that a file holds, every part of it held against its form.
+
+    Raises:
+        ValueError: saying what does not fit.
+    """
+    names = {field.name for field in dataclasses.fields(Progress)}
+    if differing := sorted(names ^ found.keys()):
+        raise ValueError(f"'{differing[0]}' is {'missing' if differing[0] in names else 'none of its entries'}")
+    for name in ("step", "version", "in_a_row"):
+        _must(_is_count(found[name]), name, "a whole number of at least 0", found[name])
+    for name in ("source", "rewards", "identity", "made_with"):
+        _must(isinstance(found[name], dict), name, "an object", found[name])
+    notes, row, states = found["notes"], found["row"], found["random"]
+    _must(isinstance(notes, list) and all(isinstance(note, str) for note in notes), "notes", "a list of texts", notes)
+    step = found["step"]
+    _must(row is None or (isinstance(row, dict) and row.get("step") == step), "row", f"the row of step {step}", row)
+    for name, counts in found["rewards"].items():
+        whole = isinstance(counts, dict) and all(_is_count(counts.get(key)) for key in ("answers", "failed"))
+        _must(whole, f"rewards/{name}", "the counts of a reward function, answers and failed", counts)
+    for name in ("model", "tokenizer", "data", "reference"):
+        value = found["identity"].get(name, 0)
+        _must(isinstance(value, str) or (name == "reference" and value is None), f"identity/{name}", "a hash", value)
+    source = found["source"]
+    _must(isinstance(source.get("stream"), dict), "source/stream", "an object", source.get("stream"))
+    _must(isinstance(source.get("held"), list), "source/held", "a list", source.get("held"))
+    check_held(source["held"])
+    _must(isinstance(states, list) and states != [], "random", "a list with the states of each process", states)
+    for state in states:
+        _check_random(state)
+    return Progress(**{**found, "notes": tuple(notes)})
+
+
+def _must(fits: bool, name: str, form: str, value: object) -> None:
+    if not fits:
+        raise ValueError(f"'{name}' must be {form}, and is {shown(value)}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_random(state: Any) -> None:
+    """Refuse what generators do not take, by giving it to some that nobody draws from.
+
+    Raises:
+        ValueError: saying why.
+    """
+    try:
+        _give(state, random.Random().setstate, np.random.RandomState().set_state, torch.Generator().set_state)
+        for text in state["cuda"]:
+            _bytes(text)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"'random' holds no random state ({error!r})") from error
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
@@ -154,7 +214,21 @@ def identity_of(policy: Policy, task: Task, seed: int, reference: str | None) ->
         getattr(tokenizer, "chat_template", None),
         sorted(policy.end_ids),
     ]
-    return {"model": _hash(shapes), "tokenizer": _hash(words), "data": _data_of(task, seed), "reference": reference}
+    return {"model": _hash(shapes), "tokenizer": _hash(words), "data": data_of(task, seed), "reference": reference}
+
+
+def data_of(task: Task, seed: int) -> str:
+    """SHA-256 of a task's training data; of a sample of it where it is endless.
+
+    Args:
+        task: as the model is asked it, after rows that do not fit were left out.
+        seed: of the order of an endless task.
+    """
+    if isinstance(task, PromptsTask):
+        prompts = list(task.prompts)
+    else:
+        prompts = [draw.prompt for draw in task.stream(seed).take(task.size or SAMPLE_OF_ENDLESS)]
+    return _hash([(p.row, p.text, p.answer, dict(p.columns)) for p in prompts])
 
 
 def made_with(ranks: int, shard: str) -> dict[str, Any]:
@@ -182,13 +256,23 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Go on from `random_state`. A GPU that is not there any more is left out."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    name, key, *rest = state["numpy"]
-    np.random.set_state((name, np.array(key, dtype=np.uint32), *rest))
-    torch.set_rng_state(_bytes(state["torch"]))
+    _give(state, random.setstate, np.random.set_state, torch.set_rng_state)
     for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
         torch.cuda.set_rng_state(_bytes(state["cuda"][device]), device)
+
+
+def _give(
+    state: Mapping[str, Any],
+    python: Callable[[Any], object],
+    numpy: Callable[[Any], object],
+    pytorch: Callable[[Tensor], object],
+) -> None:
+    """Hand the three states to what takes them."""
+    version, numbers, gauss = state["python"]
+    python((version, tuple(numbers), gauss))
+    name, key, *rest = state["numpy"]
+    numpy((name, np.array(key, dtype=np.uint32), *rest))
+    pytorch(_bytes(state["torch"]))
 
 
 @contextmanager
@@ -211,14 +295,6 @@ def _bytes(text: str) -> Tensor:
 
 def _shape(tensor: Tensor | None) -> list[int] | None:
     return None if tensor is None else list(tensor.shape)
-
-
-def _data_of(task: Task, seed: int) -> str:
-    if isinstance(task, PromptsTask):
-        prompts = list(task.prompts)
-    else:
-        prompts = [draw.prompt for draw in task.stream(seed).take(task.size or SAMPLE_OF_ENDLESS)]
-    return _hash([(p.row, p.text, p.answer, dict(p.columns)) for p in prompts])
 
 
 def _hash(value: object) -> str:
