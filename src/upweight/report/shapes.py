@@ -237,7 +237,7 @@ def _whole(path: Path, config: Mapping[str, Any], key: str, default: int | None 
         key: of the size.
         default: where it is not there, or null; None = it has to be there.
     """
-    value = config.get(key)
+    value: Any = config.get(key)
     if value is None and default is not None:
         return default
     if key not in config:
