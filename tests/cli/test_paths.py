@@ -22,6 +22,7 @@ LONG = "a" * 300
         (["train", "--dry-run", "--resume", "auto", "--output_dir", NOBODY], "--output_dir"),
         (["train", "--dry-run", "--resume", "auto", "--output_dir", LONG], "--output_dir"),
         (["train", "--dry-run", "--output_dir", NOBODY], "--output_dir"),
+        (["train", "--dry-run", "--output_dir", LONG], "--output_dir"),
         (["train", "--dry-run", "--data", NOBODY], "The data file"),
         (["train", "--dry-run", "--data", LONG], "The data file"),
         (["train", "--dry-run", "--reward", f"{NOBODY}.py:score"], "The reward file"),
@@ -66,3 +67,11 @@ def test_a_home_folder_is_meant_also_where_the_shell_has_left_it(
     flags = ["--data=~/rows.jsonl", "--output_dir=~/mine", "--sft_steps", "0"]
     assert main(["train", "--dry-run", *flags]) == 0
     assert f"{tmp_path / 'mine'}" in capsys.readouterr().out
+
+
+def test_a_file_of_flags_may_hold_no_path_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    for flag, what in (("output_dir", "--output_dir"), ("data", "The data file")):
+        file.write_text(f'{flag} = "a\\u0000b"\n')
+        assert main(["train", "--dry-run", "--config", str(file)]) == 2
+        assert capsys.readouterr().err.startswith(f"upweight: {what} 'a\\x00b' cannot be used: ")

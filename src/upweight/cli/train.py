@@ -99,7 +99,9 @@ def read(argv: Sequence[str]) -> tuple[TrainCall, Translation | None]:
     """
     call, translation = resolve(argv, TrainCall, PROGRAM, DESCRIPTION)
     folder = call.args.output_dir
-    if folder is not None and folder.startswith("~"):  # which a shell leaves alone in --output_dir=~/runs
-        args = dataclasses.replace(call.args, output_dir=str(given_path(folder, "--output_dir")))
-        call = dataclasses.replace(call, args=args)
+    if folder is not None:
+        path = given_path(folder, "--output_dir")
+        if folder.startswith("~"):  # which a shell leaves alone in --output_dir=~/runs
+            args = dataclasses.replace(call.args, output_dir=str(path))
+            call = dataclasses.replace(call, args=args)
     return call, translation
