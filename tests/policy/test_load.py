@@ -95,6 +95,23 @@ def test_alias_comes_from_the_cache_first(tiny: Policy, tmp_path: Path, monkeypa
     assert load_policy("smollm2-135m").context_length == tiny.context_length
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '{"model_type": "llama", "hidden_size": -64}', '{"hidden_size": "x"}'])
+def test_a_folder_with_a_configuration_of_no_model_is_one_sentence(tiny: Policy, tmp_path: Path, text: str) -> None:
+    tiny.save(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match="does not hold a causal language model") as refused:
+        load_policy(str(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_of_another_shape_than_the_configuration_are_one_sentence(tiny: Policy, tmp_path: Path) -> None:
+    tiny.save(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"hidden_size": 128', '"hidden_size": 64'))
+    with pytest.raises(UsageError, match="does not hold a causal language model"):
+        load_policy(str(tmp_path))
+
+
 def test_loading_prints_nothing(tiny: Policy, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tiny.save(tmp_path)
     load_policy(str(tmp_path))

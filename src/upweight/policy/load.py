@@ -91,7 +91,9 @@ def _find(name: str, seed: int) -> tuple[Any, Any]:
 def _folder(path: Path) -> tuple[Any, Any]:
     try:
         return _auto(str(path), local=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of a configuration that nobody has checked: what its readers raise has no common base
         raise UsageError(
             f"The folder {str(path)!r} does not hold a causal language model with a tokenizer ({first_line(error)}): "
             "give a folder with config.json, model.safetensors and the tokenizer's files."
