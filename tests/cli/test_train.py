@@ -137,6 +137,19 @@ def test_a_wrong_call_leaves_with_2_and_the_way_out(
     assert trained == []
 
 
+def test_a_signal_while_the_flags_are_read_is_no_wrong_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torchrun ends the other processes with SIGTERM when one has refused the call."""
+
+    def ended(*_: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr("upweight.cli.flags._read", ended)
+    assert main(["train", "--seed", "1"]) == 143
+    assert capsys.readouterr().err == ""
+
+
 def test_help_has_examples_and_every_flag_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out

@@ -203,7 +203,7 @@ def _parse(argv: Sequence[str], defaults: C, program: str, description: str) -> 
         with _words(), contextlib.redirect_stderr(printed):
             return _read(argv, defaults, program, description)
     except SystemExit as stop:
-        if stop.code in (0, None):
+        if stop.code != 2:  # help was shown, or a signal came
             raise
         raise UsageError(_sentence(printed.getvalue(), program)) from None
 
