@@ -19,7 +19,7 @@ from typing import Any
 
 from speed.measure import Spread, megabytes, ratio
 from speed.sides import Shown, Stage, parsed, parser, show, stage
-from speed.worker import in_turn, seconds
+from speed.worker import Worker, in_turn, seconds
 from speed.workload import cut, forward_flops, random_ids
 
 WIDTHS = {49152: 576, 151936: 896}
@@ -29,6 +29,13 @@ PLAIN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """Where memory is measured, glibc returns what is freed at once: the peak is then that of what is alive."""
 
 PARTS = ("head", "shared", "pass")
+WAYS = {
+    "shared": "upweight, prompts shared",
+    "different": "upweight, prompts that differ",
+    "alone": "upweight, each answer alone",
+    "transformers": "transformers",
+}
+"""Of a training pass; the first is what the others are held against."""
 
 HEAD = (
     "dtype",
@@ -53,7 +60,7 @@ PASS_HEAD = (
     "tokens fed",
     "of the matrix peak",
     "peak MB",
-    "gradient apart",
+    "gradient apart from each answer alone",
 )
 
 
@@ -64,6 +71,7 @@ def options_of() -> argparse.Namespace:
     made.add_argument("--vocabulary", nargs="+", type=int, default=sorted(WIDTHS))
     made.add_argument("--tokens", nargs="+", type=int, default=[512, 1024, 2048, 4096])
     made.add_argument("--micro_batch_tokens", type=int, default=2048, help="of a pass, for every side")
+    made.add_argument("--ways", nargs="+", choices=list(WAYS)[1:], default=list(WAYS)[1:], help="beside the shared one")
     options = parsed(made)
     if options.quick:
         options.vocabulary, options.tokens = [300], [16]
@@ -138,41 +146,33 @@ def pass_case(made: Stage, part: str, dtype: str) -> list[dict[str, Any]]:
     }
     setup = shape | {"vocabulary": made.model.vocabulary, "cuts": cuts}
     all_prompts, fed_answers = sum(map(len, prompts)), scored - len(answers)
-    ways = {
-        "upweight, prompts shared": ("shared", len(prompts[0]) * once + fed_answers),
-        "upweight, prompts that differ": ("different", all_prompts + fed_answers),
-        "upweight, each answer alone": ("alone", all_prompts + fed_answers),
-    }
+    workers: dict[str, Worker] = {}
     with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(made.ours("passes", dtype, **setup)) for name in ways}
-        asks = {
-            name: (lambda _, worker=workers[name], way=way: worker.ask({"do": way})) for name, (way, _) in ways.items()
-        }
-        fed = {name: tokens for name, (_, tokens) in ways.items()}
-        theirs = {**shape, "dtype": dtype, "cuts": cuts["different"]}
-        here = made.side("side_transformers.py", python=Path(sys.executable), role="passes", **theirs)
-        worker = stack.enter_context(here)
-        name = f"transformers {worker.ready['version']}"
-        workers[name], fed[name] = worker, all_prompts + fed_answers
-        asks[name] = lambda _, worker=worker: worker.ask({})
+        for way in [way for way in WAYS if way == "shared" or way in options.ways]:
+            side = made.ours("passes", dtype, **setup)
+            if way == "transformers":
+                theirs = {**shape, "dtype": dtype, "cuts": cuts["different"]}
+                side = made.side("side_transformers.py", python=Path(sys.executable), role="passes", **theirs)
+            workers[way] = stack.enter_context(side)
+        asks = {way: (lambda _, way=way: workers[way].ask({"do": way})) for way in workers}
         turns, _ = in_turn(asks, steps=options.steps, warmup=options.warmup)
-        peaks = {name: worker.peak() for name, worker in workers.items()}
-        first, *_ = ways
-        apart = workers[first].ask({"do": "difference"}).said
+        peaks = {way: worker.peak() for way, worker in workers.items()}
+        apart = workers["shared"].ask({"do": "difference"}).said
     records = []
-    for name, side in turns.items():
-        flops = 3.0 * forward_flops(made.model, fed=fed[name], scored=scored)
+    for way, side in turns.items():
+        fed = fed_answers + (len(prompts[0]) * once if way == "shared" else all_prompts)
+        flops = 3.0 * forward_flops(made.model, fed=fed, scored=scored)
         records.append(
             {
                 "part": part,
                 "dtype": dtype,
-                "pass": name,
+                "pass": " ".join([WAYS[way], workers[way].ready.get("version", "")]).strip(),
                 "seconds": Spread.of(seconds(side)).record(),
-                "ratio": ratio(seconds(side), seconds(turns[first])).record(),
-                "fed": fed[name],
+                "ratio": ratio(seconds(side), seconds(turns["shared"])).record(),
+                "fed": fed,
                 "matrix_share": made.share(flops, Spread.of(seconds(side)).median, dtype),
-                "peak_bytes": peaks[name],
-                "apart": apart if name == "upweight, each answer alone" else None,
+                "peak_bytes": peaks[way],
+                "apart": apart if way == "shared" else None,
             }
         )
     return records
