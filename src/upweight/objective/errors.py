@@ -22,10 +22,19 @@ def bad_parameter(name: str, owner: str, must: str, got: object, way_out: str = 
         >>> print(bad_parameter("clip", "grpo_loss", "at least 0", -0.1))
         The 'clip' parameter of grpo_loss must be at least 0. Got -0.1 instead.
     """
-    shown = repr(got)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    sentence = f"The '{name}' parameter of {owner} must be {must}. Got {shown} instead."
+    sentence = f"The '{name}' parameter of {owner} must be {must}. Got {shown(got)} instead."
     return UsageError(f"{sentence} {way_out}" if way_out else sentence)
+
+
+def shown(value: object) -> str:
+    """A value in a message: its `repr`, cut at 80 characters.
+
+    Example:
+        >>> len(shown("x" * 1000))
+        80
+    """
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, shown
 
 
 def given_path(text: str | Path, what: str) -> Path:
@@ -35,6 +35,4 @@ def given_path(text: str | Path, what: str) -> Path:
 
 
 def _unusable(text: str | Path, what: str, why: str) -> UsageError:
-    shown = repr(str(text))
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return UsageError(f"{what} {shown} cannot be used: {why}. Check the path.")
+    return UsageError(f"{what} {shown(str(text))} cannot be used: {why}. Check the path.")

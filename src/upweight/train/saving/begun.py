@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from upweight.objective.errors import UsageError, nearest
+from upweight.objective.errors import UsageError, nearest, shown
 from upweight.objective.fields import must_be
 from upweight.objective.paths import given_path
 from upweight.objective.spec import Objective
 from upweight.train.args import TrainArgs
 from upweight.train.redact import redacted
 from upweight.train.saving.checkpoint import CONFIG, MANIFEST, TENSORS, TRAINING, checkpoints_of
-from upweight.train.saving.reading import read_object, shown
+from upweight.train.saving.reading import read_object
 
 AUTO = "auto"
 

@@ -274,7 +274,7 @@ class RunFolder:
         """
         target = self.path / f"checkpoint-{step}"
         if self.ranks.first and not target.exists():
-            for name in ("metrics.jsonl", "evaluations.jsonl"):  # a power failure may not leave them behind it
+            for name in _ROWS:  # a power failure may not leave them behind it
                 if (self.path / name).exists():
                     sync(self.path / name)
             write_whole(target, save, bytes_needed=bytes_needed)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, shown
 from upweight.objective.fields import must_be
 
 _BEGINNING = b'{"step": '
@@ -94,12 +94,6 @@ def _row(file: Path, number: int, line: bytes, needed: Sequence[str]) -> dict[st
             f"{file}, line {number} is no row of a run: {error}. Take it out: the run goes on without that row."
         ) from error
     return row
-
-
-def shown(value: object) -> str:
-    """A value in a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _no_number(name: str) -> NoReturn:

@@ -19,7 +19,7 @@ from upweight.train.saving.checkpoint import (
     step_of,
 )
 from upweight.train.saving.folder import check_free, check_names, check_rows, has_run, refuse_taken
-from upweight.train.saving.state import load_progress
+from upweight.train.saving.state import Progress, load_progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,12 +83,12 @@ def _auto(output_dir: str | None) -> Start:
     damages: list[str] = []
     for checkpoint in checkpoints_of(folder):
         try:
-            check_checkpoint(checkpoint)
+            state = check_checkpoint(checkpoint)
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
         remarks = (f"WARNING: {damage} It is passed over, and the one before it is taken." for damage in damages)
-        return _start(folder, checkpoint, tuple(remarks))
+        return _start(folder, checkpoint, state, tuple(remarks))
     if damages:
         raise DamagedCheckpoint(
             f"No checkpoint of {output_dir!r} is whole. Of the newest: {damages[0]} Move the folder away to start "
@@ -121,11 +121,10 @@ def _named(path: Path, output_dir: str | None) -> Start:
             f"new run that starts from these weights is --model {checkpoint}."
         )
     refuse_taken(folder, going_on=True)
-    check_checkpoint(checkpoint)
-    return _start(folder, checkpoint)
+    return _start(folder, checkpoint, check_checkpoint(checkpoint))
 
 
-def _start(folder: Path, checkpoint: Path, remarks: tuple[str, ...] = ()) -> Start:
+def _start(folder: Path, checkpoint: Path, state: Progress, remarks: tuple[str, ...] = ()) -> Start:
     """To go on from a checkpoint that is whole, in a folder that has nothing in the way."""
     check_names(folder)
     check_rows(folder)
@@ -134,7 +133,7 @@ def _start(folder: Path, checkpoint: Path, remarks: tuple[str, ...] = ()) -> Sta
         folder=folder,
         checkpoint=checkpoint,
         config=read_config(checkpoint / CONFIG, way_out),
-        data=load_progress(checkpoint).identity["data"],
+        data=state.identity["data"],
         seen=names_of(folder),
         remarks=remarks,
     )
@@ -145,8 +144,11 @@ def names_of(run: Path) -> tuple[str, ...]:
     return tuple(path.name for path in checkpoints_of(run))
 
 
-def check_checkpoint(checkpoint: Path) -> None:
+def check_checkpoint(checkpoint: Path) -> Progress:
     """Refuse a checkpoint that is not whole, that holds no state of a run, or that has another one's name.
+
+    Returns:
+        Its state.
 
     Raises:
         DamagedCheckpoint: the file, and the check that failed.
@@ -154,9 +156,10 @@ def check_checkpoint(checkpoint: Path) -> None:
     """
     named = step_of(checkpoint)
     check_whole(checkpoint, needed=("config.json", CONFIG, TRAINING, TENSORS))
-    step = load_progress(checkpoint).step
-    if step != named:
+    state = load_progress(checkpoint)
+    if state.step != named:
         raise UsageError(
-            f"{str(checkpoint)!r} holds step {step}, and its name says {named}: a run takes what is called by a later "
-            f"step for what came after. Give it back its name, checkpoint-{step}."
+            f"{str(checkpoint)!r} holds step {state.step}, and its name says {named}: a run takes what is called by a later "
+            f"step for what came after. Give it back its name, checkpoint-{state.step}."
         )
+    return state

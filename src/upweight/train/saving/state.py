@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from upweight.objective.errors import UsageError
+from upweight.objective.errors import UsageError, shown
 from upweight.policy.policy import Policy
 from upweight.policy.quiet import quiet_transformers
 from upweight.tasks.rows import PromptsTask
 from upweight.tasks.task import Task
 from upweight.train.saving.checkpoint import CONFIG, TENSORS, TRAINING
 from upweight.train.saving.held import check_held
-from upweight.train.saving.reading import read_object, shown
+from upweight.train.saving.reading import read_object
 
 SAMPLE_OF_ENDLESS = 256
 """Draws of an endless task that its fingerprint is made of."""
