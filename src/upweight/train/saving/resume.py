@@ -159,7 +159,7 @@ def check_checkpoint(checkpoint: Path) -> Progress:
     state = load_progress(checkpoint)
     if state.step != named:
         raise UsageError(
-            f"{str(checkpoint)!r} holds step {state.step}, and its name says {named}: a run takes what is called by a later "
-            f"step for what came after. Give it back its name, checkpoint-{state.step}."
+            f"{str(checkpoint)!r} holds step {state.step}, and its name says {named}: a run takes what is called by a "
+            f"later step for what came after. Give it back its name, checkpoint-{state.step}."
         )
     return state
