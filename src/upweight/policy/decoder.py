@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from upweight.policy.kernels import gate, rms_norm, rotate
+from upweight.policy.remade import recipes_kept
 from upweight.policy.variants import Recomputed, recomputed
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries [N, H, D], keys [N, K, D], values [N, K, D]) -> [N, H, D]; scores are divided by sqrt(D)."""
+"""(layer, queries [N, H, D], keys [N, K, D], values [N, K, D]) -> [N, H D]; scores are divided by sqrt(D)."""
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """`model_type`s whose layers are what `Decoder` takes them for; the others go through their own forward."""
@@ -78,7 +79,8 @@ class Decoder:
             if isinstance(layer, Recomputed) and torch.is_grad_enabled():
                 x = recomputed(self._layer, number, layer, x, cos, sin, attend)
             else:
-                x = self._layer(number, layer, x, cos, sin, attend)
+                with recipes_kept():
+                    x = self._layer(number, layer, x, cos, sin, attend)
         return _norm(x, core.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -101,8 +103,8 @@ class Decoder:
         return tuple(proj(x).view(len(x), -1, self.head_size) for proj in (part.q_proj, part.k_proj, part.v_proj))
 
     def _out(self, number: int, part: Any, heads: Tensor) -> Tensor:
-        """[N, H, D] -> [N, E]."""
-        projected: Tensor = part.o_proj(heads.flatten(1))
+        """[N, H D] -> [N, E]."""
+        projected: Tensor = part.o_proj(heads)
         return projected
 
     def _feed_forward(self, number: int, part: Any, x: Tensor) -> Tensor:

@@ -103,9 +103,9 @@ class _HeadLogprobs(torch.autograd.Function):
                 inside = (place >= 0) & (place < d.shape[1])
                 d[inside, place[inside]] += scale[inside]
                 d = d if ctx.scale.float32 else d.to(weight.dtype)
-                d_hidden[rows] += d @ weight[words].to(d.dtype)
+                _add_product(d_hidden[rows], d, weight[words].to(d.dtype))
                 if d_weight is not None:
-                    d_weight[words] += d.t() @ hidden[rows].to(d.dtype)
+                    _add_product(d_weight[words], d.t(), hidden[rows].to(d.dtype))
         return (
             d_hidden.to(hidden.dtype),
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -114,6 +114,14 @@ class _HeadLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, in one sweep over the total where the dtypes are the same."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 class _Scale:

@@ -6,13 +6,16 @@ packed tokens, those of the prompts first; M scored tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from upweight.policy.attention import TreeAttention, attend_masked, prompt_mask, tree_mask
 from upweight.policy.decoder import Attend
+from upweight.policy.remade import remade
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +150,7 @@ class RowAttend:
         return int(layout.prompt_lengths.max()) + answers // len(layout.prompt_lengths) * longest
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[N, heads, D] three times to [N, H, D]."""
+        """[N, heads, D] three times to [N, H D]."""
         q, k, v = (padded(tensor, self.slots, self.table) for tensor in (q, k, v))
         return unpadded(attend_masked(q, k, v, self.mask), self.slots)
 
@@ -161,7 +164,7 @@ class TreeAttend:
         self.mask = prompt_mask(layout.prompt_lengths, self.width, dtype)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[N, heads, D] three times to [N, H, D]."""
+        """[N, heads, D] three times to [N, H D]."""
         layout, n = self.layout, self.layout.prompt_tokens
         prompts, answers = (len(layout.prompt_lengths), self.width), layout.answers
         out_p, out_c = TreeAttention.apply(  # type: ignore[no-untyped-call]
@@ -169,16 +172,51 @@ class TreeAttend:
             *(padded(tensor[n:], layout.answer_slots, answers) for tensor in (q, k, v)),
             self.mask,
         )
-        return torch.cat([unpadded(out_p, layout.prompt_slots), unpadded(out_c, layout.answer_slots)])
+
+        def together() -> Tensor:
+            return torch.cat([unpadded(out_p, layout.prompt_slots), unpadded(out_c, layout.answer_slots)])
+
+        return remade(together(), together)
 
 
 def padded(rows: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
-    """[n, heads, D] -> [B, heads, L, D], zero where nothing goes."""
-    # index_copy would keep the rows for its backward, which needs their places alone.
-    table = rows.new_zeros(shape[0] * shape[1], *rows.shape[1:]).index_put((slots,), rows)
+    """[n, heads, D] -> [B, heads, L, D], zero where nothing goes; a place takes one row at most."""
+    table: Tensor = _Seated.apply(rows, slots, shape[0] * shape[1])  # type: ignore[no-untyped-call]
     return table.view(*shape, *rows.shape[1:]).transpose(1, 2)
 
 
 def unpadded(table: Tensor, slots: Tensor) -> Tensor:
-    """The inverse of `_padded`."""
-    return table.transpose(1, 2).flatten(0, 1)[slots]
+    """[B, H, L, D] -> [n, H D]: what is at these places, heads side by side."""
+    rows: Tensor = _Taken.apply(table.transpose(1, 2).flatten(0, 1), slots)  # type: ignore[no-untyped-call]
+    return rows.flatten(1)
+
+
+class _Seated(torch.autograd.Function):
+    """Rows to their places in a table of zeros. Autograd's own way makes the table twice."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slots: Tensor, places: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        return rows.new_zeros(places, *rows.shape[1:]).index_copy_(0, slots, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slots,) = ctx.saved_tensors
+        return grad.index_select(0, slots), None, None
+
+
+class _Taken(torch.autograd.Function):
+    """The inverse. Autograd's own way adds to places one after the other, in case two are the same."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.places = len(table)
+        return table.index_select(0, slots)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slots,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.places, *grad.shape[1:]).index_copy_(0, slots, grad), None

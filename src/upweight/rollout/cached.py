@@ -180,7 +180,7 @@ class SharedRows:
                 out_1, lse_1 = out_1[self.slots], lse_1[self.slots]
             own = (keys[: len(rows), :, :longest], values[: len(rows), :, :longest])
             out_2, lse_2 = (found[:, :, 0] for found in attend_shared(q[:, :, None], *own, own_mask))
-            return merge(out_1, lse_1, out_2, lse_2)[0]
+            return merge(out_1, lse_1, out_2, lse_2)[0].flatten(1)
 
         hidden = self.steps.hidden(tokens, self.prompt_lengths[self.slots // self.width] + self.fed, attend)
         self.fed = self.fed + 1

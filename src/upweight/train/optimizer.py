@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from upweight.objective.errors import UsageError
 from upweight.train.args import TrainArgs
+from upweight.train.gradients import GradientSums
 from upweight.train.ranks import ALONE, Ranks
 from upweight.train.resolve import known
 
@@ -43,20 +45,43 @@ class MasterAdamW:
         self._sharded = any(hasattr(p, "to_local") for p in self._params)
         self._masters = [p.detach().float() if p.dtype.itemsize < 4 else p for p in map(own_part, self._params)]
         self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay)
+        self._sums = GradientSums(self._masters)
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
+        """Drop the gradients, and give their memory back."""
         for tensor in (*self._params, *self._masters):
             tensor.grad = None
+        self._sums.clear()
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward of a pass: each gradient goes to the sum over passes as soon as it is there.
+
+        The sum is at least float32, so that no pass's share is rounded to the model's dtype.
+        """
+        hooks = [
+            param.register_post_accumulate_grad_hook(partial(self._take, number))  # type: ignore[no-untyped-call]
+            for number, param in enumerate(self._params)
+        ]
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.collect()  # FSDP2 puts the gradient of a part in place itself, and calls no hook.
 
     def collect(self) -> None:
-        """Move a pass's gradient to the masters; called after each pass, it keeps their sum in float32 too."""
-        for param, master in zip(self._params, self._masters, strict=True):
-            if master is param or param.grad is None:
-                continue
-            grad = own_part(param.grad).to(master.dtype)
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
-            param.grad = None
+        """Move gradients that are on the parameters to the sum over passes."""
+        for number in range(len(self._params)):
+            self._take(number)
+
+    def _take(self, number: int, _: Tensor | None = None) -> None:
+        param, master = self._params[number], self._masters[number]
+        if param.grad is None or self._sums.holds(number, param.grad):
+            return  # nothing there, or autograd has added to the sum in place
+        gradient = own_part(param.grad)
+        param.grad = None
+        # A parameter that is its own master has its sum as its gradient: another one there was put in its place.
+        master.grad = (self._sums.put if master is param else self._sums.add)(number, gradient)
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Each parameter with its gradient, collected; None where there is none. Of sharded ones, this rank's part."""
@@ -72,14 +97,8 @@ class MasterAdamW:
         self.collect()
         if self._ranks.world == 1 or self._sharded:
             return
-        there = self._ranks.sum(torch.tensor([float(master.grad is not None) for master in self._masters]))
-        used = [master for master, count in zip(self._masters, there.tolist(), strict=True) if count]
-        for dtype in sorted({master.dtype for master in used}, key=str):
-            masters = [master for master in used if master.dtype == dtype]
-            grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
-            flat = self._ranks.sum(torch.cat([grad.reshape(-1) for grad in grads]))
-            for master, part in zip(masters, torch.split(flat, [m.numel() for m in masters]), strict=True):
-                master.grad = part.view_as(master)
+        for master, total in zip(self._masters, self._sums.over_ranks(self._ranks.sum), strict=True):
+            master.grad = total
 
     def grad_norm(self) -> float:
         """Norm of the whole gradient; NaN or inf where any of it is. A collective where parameters are sharded."""

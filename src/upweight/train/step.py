@@ -114,8 +114,7 @@ def take_update(learner: Learner, batch: Batch, update: Update, lr: float) -> Up
     passes: list[PassResult] = []
     for micro in update.micro_batches:
         part, result = run_pass(learner, batch, update, micro)
-        part.backward()  # type: ignore[no-untyped-call]
-        optimizer.collect()
+        optimizer.backward(part)
         if micro.counts:
             passes.append(result)
     optimizer.add_up()
