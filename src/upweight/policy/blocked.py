@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from upweight.policy.decoder import Decoder
 from upweight.policy.kernels import gate
+from upweight.policy.operand import Operand
 from upweight.policy.variants import Float32Linear
 
 
@@ -85,21 +86,22 @@ class BlockedDecoder(Decoder):
             down=_rows(down.weight, self.blocks),
         )
 
-    def _qkv(self, number: int, part: Any, x: Tensor) -> tuple[Tensor, ...]:
-        layer = self.cut[number]
-        out = torch.bmm(x.expand(self.blocks, -1, -1), layer.qkv).transpose(0, 1).flatten(1)
+    def _qkv(self, number: int, part: Any, x: Operand) -> tuple[Tensor, ...]:
+        layer, normed = self.cut[number], x.tensor()
+        out = torch.bmm(normed.expand(self.blocks, -1, -1), layer.qkv).transpose(0, 1).flatten(1)
         if layer.bias is not None:
             out = out.add_(layer.bias)
-        heads = out.view(len(x), -1, self.head_size)
+        heads = out.view(len(normed), -1, self.head_size)
         return torch.split(heads, [self.heads, self.key_heads, self.key_heads], dim=1)
 
-    def _out(self, number: int, part: Any, heads: Tensor) -> Tensor:
-        x = heads.reshape(len(heads), self.blocks, -1).transpose(0, 1)
+    def _out(self, number: int, part: Any, heads: Operand) -> Tensor:
+        rows = heads.tensor()
+        x = rows.view(len(rows), self.blocks, -1).transpose(0, 1)
         return _sum(torch.bmm(x, self.cut[number].out))
 
-    def _feed_forward(self, number: int, part: Any, x: Tensor) -> Tensor:
+    def _feed_forward(self, number: int, part: Any, x: Operand) -> Tensor:
         layer = self.cut[number]
-        both = torch.bmm(x.expand(2 * self.blocks, -1, -1), layer.gate_up)
+        both = torch.bmm(x.tensor().expand(2 * self.blocks, -1, -1), layer.gate_up)
         return _sum(torch.bmm(gate(both[: self.blocks], both[self.blocks :]), layer.down))
 
 

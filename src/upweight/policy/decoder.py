@@ -7,16 +7,17 @@ Shapes: N packed tokens, H query heads, K key heads, D head size, E hidden size.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from upweight.policy.kernels import gate, rms_norm, rotate
-from upweight.policy.remade import recipes_kept
+from upweight.policy.operand import Operand
 from upweight.policy.variants import Recomputed, recomputed
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Operand]
 """(layer, queries [N, H, D], keys [N, K, D], values [N, K, D]) -> [N, H D]; scores are divided by sqrt(D)."""
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -79,9 +80,8 @@ class Decoder:
             if isinstance(layer, Recomputed) and torch.is_grad_enabled():
                 x = recomputed(self._layer, number, layer, x, cos, sin, attend)
             else:
-                with recipes_kept():
-                    x = self._layer(number, layer, x, cos, sin, attend)
-        return _norm(x, core.norm)
+                x = self._layer(number, layer, x, cos, sin, attend)
+        return _normed(x, core.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, E] -> [N, V]: the model's head."""
@@ -92,25 +92,34 @@ class Decoder:
         x = x + self._attention(number, layer.self_attn, _norm(x, layer.input_layernorm), cos, sin, attend)
         return x + self._feed_forward(number, layer.mlp, _norm(x, layer.post_attention_layernorm))
 
-    def _attention(self, number: int, part: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def _attention(self, number: int, part: Any, x: Operand, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = self._qkv(number, part, x)
         if hasattr(part, "q_norm"):
-            q, k = _norm(q, part.q_norm), _norm(k, part.k_norm)
+            q, k = _normed(q, part.q_norm), _normed(k, part.k_norm)
         return self._out(number, part, attend(number, rotate(q, cos, sin), rotate(k, cos, sin), v))
 
-    def _qkv(self, number: int, part: Any, x: Tensor) -> tuple[Tensor, ...]:
+    def _qkv(self, number: int, part: Any, x: Operand) -> tuple[Tensor, ...]:
         """[N, E] -> queries [N, H, D], keys and values [N, K, D]."""
-        return tuple(proj(x).view(len(x), -1, self.head_size) for proj in (part.q_proj, part.k_proj, part.v_proj))
+        three = x.through((part.q_proj, part.k_proj, part.v_proj))
+        return tuple(each.view(len(each), -1, self.head_size) for each in three)
 
-    def _out(self, number: int, part: Any, heads: Tensor) -> Tensor:
+    def _out(self, number: int, part: Any, heads: Operand) -> Tensor:
         """[N, H D] -> [N, E]."""
-        projected: Tensor = part.o_proj(heads)
+        (projected,) = heads.through((part.o_proj,))
         return projected
 
-    def _feed_forward(self, number: int, part: Any, x: Tensor) -> Tensor:
-        out: Tensor = part.down_proj(gate(part.gate_proj(x), part.up_proj(x))) if self.silu else part(x)
-        return out
+    def _feed_forward(self, number: int, part: Any, x: Operand) -> Tensor:
+        if not self.silu:
+            out: Tensor = part(x.tensor())
+            return out
+        (projected,) = Operand(gate, x.through((part.gate_proj, part.up_proj))).through((part.down_proj,))
+        return projected
 
 
-def _norm(x: Tensor, norm: Any) -> Tensor:
+def _normed(x: Tensor, norm: Any) -> Tensor:
     return rms_norm(x, norm.weight, norm.variance_epsilon)
+
+
+def _norm(x: Tensor, norm: Any) -> Operand:
+    """`_normed`, for products."""
+    return Operand(partial(rms_norm, eps=norm.variance_epsilon), (x, norm.weight))

@@ -1,7 +1,6 @@
 """Norm, rotation and gate of a decoder layer with backwards of their own: fewer sweeps over memory, less of it kept.
 
-Each equals the composition of PyTorch's functions that it stands for; only intermediate results are not stored, and
-the outputs of norm and gate carry the way to make them again.
+Each equals the composition of PyTorch's functions that it stands for; only intermediate results are not stored.
 
 Shapes: N tokens, E features, D head size.
 """
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-
-from upweight.policy.remade import remade
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,8 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     if not torch.is_grad_enabled():  # a sampler's step is short enough for the detour through autograd to show
         return _normed(x, weight, eps)[0]
-    out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-    return remade(out, lambda: _normed(x, weight, eps)[0])
+    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -46,8 +42,7 @@ def gate(switch: Tensor, value: Tensor) -> Tensor:
     """silu(switch) value (SwiGLU, arXiv 2002.05202)."""
     if not torch.is_grad_enabled():
         return functional.silu(switch).mul_(value)
-    out: Tensor = _Gate.apply(switch, value)  # type: ignore[no-untyped-call]
-    return remade(out, lambda: functional.silu(switch).mul_(value))
+    return _Gate.apply(switch, value)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _wide(x: Tensor) -> Tensor:

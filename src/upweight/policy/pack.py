@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from upweight.policy.attention import TreeAttention, attend_masked, prompt_mask, tree_mask
 from upweight.policy.decoder import Attend
-from upweight.policy.remade import remade
+from upweight.policy.operand import Operand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,10 +149,10 @@ class RowAttend:
         answers, longest = layout.answers
         return int(layout.prompt_lengths.max()) + answers // len(layout.prompt_lengths) * longest
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Operand:
         """[N, heads, D] three times to [N, H D]."""
         q, k, v = (padded(tensor, self.slots, self.table) for tensor in (q, k, v))
-        return unpadded(attend_masked(q, k, v, self.mask), self.slots)
+        return Operand.of(unpadded(attend_masked(q, k, v, self.mask), self.slots))
 
 
 class TreeAttend:
@@ -163,7 +163,7 @@ class TreeAttend:
         self.width = int(layout.prompt_lengths.max())
         self.mask = prompt_mask(layout.prompt_lengths, self.width, dtype)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Operand:
         """[N, heads, D] three times to [N, H D]."""
         layout, n = self.layout, self.layout.prompt_tokens
         prompts, answers = (len(layout.prompt_lengths), self.width), layout.answers
@@ -172,11 +172,11 @@ class TreeAttend:
             *(padded(tensor[n:], layout.answer_slots, answers) for tensor in (q, k, v)),
             self.mask,
         )
+        # The heads' own layout is kept by `TreeAttention`.
+        return Operand(self._in_rows, (out_p, out_c))
 
-        def together() -> Tensor:
-            return torch.cat([unpadded(out_p, layout.prompt_slots), unpadded(out_c, layout.answer_slots)])
-
-        return remade(together(), together)
+    def _in_rows(self, out_p: Tensor, out_c: Tensor) -> Tensor:
+        return torch.cat([unpadded(out_p, self.layout.prompt_slots), unpadded(out_c, self.layout.answer_slots)])
 
 
 def padded(rows: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:

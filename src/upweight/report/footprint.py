@@ -334,19 +334,19 @@ def _at_once(s: Setup) -> tuple[int, int]:
 def layer_bytes(s: Setup) -> int:
     """Bytes that one layer keeps for the backward pass, per token.
 
-    Of the compact decoder: inputs of the two norms and of the four kinds of product (4 E + H D + F), what attention
-    saves (2 H D + 2 K D), the two factors of the gate (2 F), and float32 scales and
-    log-sum-exps; over short rows all of them repeated to H heads, and the softmax. Of transformers' own forward: keys
-    and values repeated to H heads, four feed-forward results, three copies in each norm, and the mask.
+    Of the compact decoder: inputs of the two norms (2 E), what attention saves (2 H D + 2 K D), the two factors of the
+    gate (2 F), and float32 log-sum-exps; over short rows queries, keys and values repeated to H heads, the output, and
+    the softmax. Of transformers' own forward: keys and values repeated to H heads, four feed-forward results, three
+    copies in each norm, and the mask.
     """
     e, q, k, f, b = s.shape.hidden, s.shape.queries, s.shape.keys, s.shape.feed_forward, s.number
     if s.compact:
         norms = b * (q + k) + 4 * (s.shape.heads + s.shape.key_heads) if s.shape.has_head_norms else 0
         places = s.prompt_tokens + s.group_size * max(1, s.new_tokens - 1)
-        attention = b * (3 * q + 2 * k) + 4 * s.shape.heads
+        attention = b * (2 * q + 2 * k) + 4 * s.shape.heads
         if places <= TOGETHER and b == 4:
             attention = b * (4 * q + s.shape.heads * places)
-        return b * (4 * e + 3 * f) + attention + 8 + norms
+        return b * (2 * e + 2 * f) + attention + norms
     head_norms = (4 + b) * (q + k) + 4 * (s.shape.heads + s.shape.key_heads) if s.shape.has_head_norms else 0
     mask = b * (s.prompt_tokens + s.new_tokens - 1)
     # In float32 the norm's widened input is its input.

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from upweight.policy.attention import attend_over, attend_shared, merge, prompt_mask
 from upweight.policy.blocked import decoder_for_steps
 from upweight.policy.decoder import Decoder
+from upweight.policy.operand import Operand
 from upweight.policy.pack import padded, ranges, unpadded
 from upweight.policy.policy import Policy, cache_argument
 
@@ -146,11 +147,11 @@ class SharedRows:
         first, longest = len(self.prompt_lengths), max(counts)
         places = ranges([p * longest for p in range(len(prompts))], counts)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Operand:
             q, k, v = (padded(tensor, places, (len(prompts), longest)) for tensor in (q, k, v))
             self.prompt_keys[layer][first : first + len(prompts), :, :longest] = k
             self.prompt_values[layer][first : first + len(prompts), :, :longest] = v
-            return unpadded(attend_over(q, k, v, causal=True)[0], places)
+            return Operand.of(unpadded(attend_over(q, k, v, causal=True)[0], places))
 
         ids = torch.tensor([token for prompt in prompts for token in prompt])
         hidden = self.decoder.hidden(ids, ranges([0] * len(prompts), counts), attend)
@@ -170,7 +171,7 @@ class SharedRows:
         places, widest = prompts * self.width, int(self.prompt_lengths.max())
         whole = torch.equal(self.slots, torch.arange(places))
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Operand:
             keys, values = self.keys[layer], self.values[layer]
             keys[rows, :, self.fed], values[rows, :, self.fed] = k, v
             seated = q if whole else q.new_zeros(places, *q.shape[1:]).index_copy_(0, self.slots, q)
@@ -180,7 +181,7 @@ class SharedRows:
                 out_1, lse_1 = out_1[self.slots], lse_1[self.slots]
             own = (keys[: len(rows), :, :longest], values[: len(rows), :, :longest])
             out_2, lse_2 = (found[:, :, 0] for found in attend_shared(q[:, :, None], *own, own_mask))
-            return merge(out_1, lse_1, out_2, lse_2)[0].flatten(1)
+            return Operand.of(merge(out_1, lse_1, out_2, lse_2)[0].flatten(1))
 
         hidden = self.steps.hidden(tokens, self.prompt_lengths[self.slots // self.width] + self.fed, attend)
         self.fed = self.fed + 1

@@ -1,5 +1,6 @@
 """The updates and passes of a step, and the weights that make the cut invisible."""
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -109,8 +110,8 @@ def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int, *, shared
         batch: whose answers they are.
         answers: indices into the batch's.
         micro_batch_tokens: of one pass; an answer above it gets a pass of its own.
-        shared: count a prompt once for all of its answers in a pass, and no padding; passes are then of about the same
-            size. Else every answer counts as long as the longest of its pass, padding included, and answers of like
+        shared: count a prompt once for all of its answers in a pass, and no padding. Groups that fit stay whole, and
+            the largest pass is as small as so many passes allow. Else every answer counts as long as the longest of its pass, padding included, and answers of like
             length go together.
     """
     prompts, completions = batch.prompts, batch.completions
@@ -135,23 +136,35 @@ def _padded(shapes: Mapping[int, tuple[int, int]], room: int) -> list[list[int]]
 
 
 def _shared(batch: Batch, shapes: Mapping[int, tuple[int, int]], room: int) -> list[list[int]]:
+    """Whole groups together where they fit, for a group in two passes has its prompt encoded twice."""
     groups: dict[int, list[int]] = {}
     for b in sorted(shapes, key=lambda b: (-shapes[b][1], b)):
         groups.setdefault(int(batch.group_of[b]), []).append(b)
-    total = sum(shapes[members[0]][0] + sum(shapes[b][1] for b in members) for members in groups.values())
-    enough = total / max(1, math.ceil(total / room))
-    packs: list[list[int]] = []
-    used = math.inf
+    parts: list[list[int]] = []
+    sizes: list[int] = []
     for members in sorted(groups.values(), key=lambda members: (-shapes[members[0]][0], members[0])):
-        prompt = shapes[members[0]][0]
-        for place, b in enumerate(members):
-            price = shapes[b][1] + (prompt if place == 0 else 0)
-            if used + price > room or used >= enough:
-                packs.append([])
-                used, price = 0, prompt + shapes[b][1]
-            packs[-1].append(b)
-            used += price
-    return packs
+        prompt, answers = shapes[members[0]][0], [shapes[b][1] for b in members]
+        for inside in _in_a_row(answers, room - prompt):
+            parts.append(members[inside])
+            sizes.append(prompt + sum(answers[inside]))
+    return [[b for part in parts[inside] for b in part] for inside in _in_a_row(sizes, room)]
+
+
+def _in_a_row(sizes: Sequence[int], room: int) -> list[slice]:
+    """Stretches of at most `room` each, or of one that is larger: as few as can be, and the largest as small."""
+
+    def stretches(bound: int) -> list[slice]:
+        starts, used = [0], 0
+        for place, size in enumerate(sizes):
+            if used and used + size > bound:
+                starts.append(place)
+                used = 0
+            used += size
+        return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+    fewest = len(stretches(room))
+    bounds = range(min(room, max(sizes)), room + 1)
+    return stretches(bounds[bisect.bisect_left(bounds, True, key=lambda bound: len(stretches(bound)) <= fewest)])
 
 
 def _spans(batch: Batch) -> dict[int, np.ndarray]:
