@@ -119,6 +119,35 @@ def test_the_gradients_of_bfloat16_passes_are_added_up_in_float32() -> None:
     assert optimizer.grad_norm() == pytest.approx(258 * math.sqrt(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_backwards_are_summed_and_leave_no_hook_behind(dtype: torch.dtype) -> None:
+    """The next user of the model's backward gets its gradients where autograd puts them."""
+    weight = parameter(0.0, dtype)
+    optimizer = MasterAdamW([weight], weight_decay=0.0)
+    for factor in (256.0, 1.0):
+        optimizer.backward((weight.float() * factor).sum())
+    assert [gradient.tolist() for _, gradient in optimizer.gradients() if gradient is not None] == [[257.0] * 3]
+    with pytest.raises(RuntimeError):
+        optimizer.backward(torch.zeros(()))
+    optimizer.zero_grad()
+    (weight.float() * 2).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0] * 3
+    assert not weight._post_accumulate_grad_hooks
+
+
+def test_a_gradient_leaves_the_parameter_while_the_backward_goes_on() -> None:
+    """In half precision the gradients of a whole model are never there beside their sum."""
+    first, last = parameter(1.0, torch.bfloat16), parameter(1.0, torch.bfloat16)
+    optimizer = MasterAdamW([first, last], weight_decay=0.0)
+    seen: list[Tensor | None] = []
+    hidden = first * 1.0
+    hidden.register_hook(lambda _: seen.append(last.grad))
+    optimizer.backward((hidden * 1.0 * last).sum())
+    assert seen == [None]
+    assert [gradient.tolist() for _, gradient in optimizer.gradients() if gradient is not None] == [[1.0] * 3] * 2
+
+
 def test_frozen_parameters_are_left_alone() -> None:
     """The optimiser holds what is trained."""
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)

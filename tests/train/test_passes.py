@@ -1,15 +1,18 @@
 """How a batch becomes updates and passes, and with which weights."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from upweight.objective.spec import Objective
 from upweight.train.batch import make_batch, with_advantages
-from upweight.train.passes import cut, plan_updates
+from upweight.train.passes import _in_a_row, cut, plan_updates
 from upweight.train.records import Batch, Group, Update
 from upweight.train.step import Learner, training_step
 
@@ -130,6 +133,35 @@ def test_a_shared_prompt_counts_once_a_pass_and_passes_are_of_like_size(group: C
     alike = batch_of([group([1.0, 0.0, 0.5], [1, 8, 4], row=g, prompt=[65] * 6) for g in range(20)])
     packs = cut(alike, list(range(60)), 200, shared=True)  # 20 x (6 + 13) tokens: two passes of 190, not 200 and 180
     assert [len(micro.answers) for micro in packs] == [30, 30]
+
+
+def test_a_group_that_fits_into_a_pass_is_in_one_pass(group: Callable[..., Group]) -> None:
+    """Its prompt would be encoded twice: 19 tokens of a group, two groups to a pass of 40 and none cut at 21 to 37."""
+    batch = batch_of([group([1.0, 0.0, 0.5], [1, 8, 4], row=g, prompt=[65] * 6) for g in range(7)])
+    for room, sizes in ((37, [1] * 7), (40, [2, 2, 2, 1]), (60, [3, 3, 1]), (80, [4, 3])):
+        packs = cut(batch, list(range(21)), room, shared=True)
+        groups = [{int(batch.group_of[b]) for b in micro.answers} for micro in packs]
+        assert [len(of) for of in groups] == sizes
+        assert sum(map(len, groups)) == 7
+
+
+@settings(deadline=None, max_examples=150)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=7), room=st.integers(-3, 30))
+def test_stretches_are_as_few_as_can_be_and_the_largest_as_small(sizes: list[int], room: int) -> None:
+    """Held against every way to cut the row."""
+    found = [sizes[part] for part in _in_a_row(sizes, room)]
+    assert [size for part in found for size in part] == sizes
+    places = range(1, len(sizes))
+    ways = [
+        [sizes[a:b] for a, b in itertools.pairwise([0, *ends, len(sizes)])]
+        for count in range(len(sizes))
+        for ends in itertools.combinations(places, count)
+    ]
+    allowed = [way for way in ways if all(len(part) == 1 or sum(part) <= room for part in way)]
+    fewest = min(map(len, allowed))
+    assert found in allowed
+    assert len(found) == fewest
+    assert max(map(sum, found)) == min(max(map(sum, way)) for way in allowed if len(way) == fewest)
 
 
 @pytest.mark.parametrize("room", [9, 20, 33, 1000])

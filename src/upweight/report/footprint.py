@@ -27,9 +27,9 @@ model: measured on Linux."""
 TOKENIZER = 800
 """Bytes for each word of a fast tokenizer: measured with 49,152 words."""
 
-KEPT_ONE_PASS, KEPT_SEVERAL = 0.25, 0.6
+KEPT_ONE_PASS, KEPT_SEVERAL = 0.25, 0.4
 """Memory that glibc cannot give out again after it was freed in pieces, as a share of the activations of a pass that
-keeps all of them, where an update has one pass, and where gradients lie between those of several: measured on Linux."""
+keeps all of them: where an update has one pass or layers are recomputed, and where it has several. Measured on Linux."""
 
 PIECES = 32 * MB
 """Size from which glibc takes a tensor from the system, and gives it back."""
@@ -135,14 +135,15 @@ class Setup:
         if not self.compact:
             answers = max(1, count // whole)
             return answers * whole, answers * self.new_tokens
-        # A prompt is counted once for all of its answers in a pass; passes are of about the same size.
-        count = min(count, max(whole, -(-update // -(-update // count)) + self.new_tokens))
+        # Groups stay whole where they fit, and a prompt is counted once for all of its answers in a pass.
         group = self.prompt_tokens + self.group_size * self.new_tokens
-        full, rest = divmod(count, group)
-        answers = full * self.group_size + max(0, rest - self.prompt_tokens) // self.new_tokens
-        answers = max(1, answers)
-        prompts = -(-answers // self.group_size)
-        return prompts * self.prompt_tokens + answers * self.new_tokens, answers * self.new_tokens
+        if group <= count:
+            groups = -(-self.own_prompts // self.updates)
+            together = -(-groups // -(-groups // (count // group)))
+            return together * group, together * self.group_size * self.new_tokens
+        fit = max(1, (count - self.prompt_tokens) // self.new_tokens)
+        answers = -(-self.group_size // -(-self.group_size // fit))
+        return self.prompt_tokens + answers * self.new_tokens, answers * self.new_tokens
 
     @property
     def passes(self) -> int:
@@ -263,7 +264,7 @@ def _always(s: Setup) -> Iterator[Part]:
         why = f"{s.number} bytes x parameters{divided}: kl_coef > 0"
         yield Part(name="reference model", size=s.number * count // s.parts, why=why)
     if s.device == "cpu":
-        share = KEPT_SEVERAL if s.passes > 1 else KEPT_ONE_PASS
+        share = KEPT_SEVERAL if s.passes > 1 and not s.checkpointing else KEPT_ONE_PASS
         why = f"freed in pieces that glibc cannot use again: {share:.0%} of a pass's smaller tensors, as measured"
         yield Part(name="kept by the allocator", size=round(share * _pieces(s)), why=why)
 
@@ -423,10 +424,9 @@ def _whole_layers(s: Setup) -> Iterable[Part]:
 def _pass_end(s: Setup) -> Iterator[Part]:
     """The backward is done but for the embedding."""
     b, (count, _) = s.number, s.pass_tokens
-    if s.number == 4 or s.passes > 1:
-        yield _gradients(s)
-    if s.number < 4:
-        why = f"{b} bytes x parameters: of this pass, in {s.dtype}"
+    yield _gradients(s)
+    if s.number < 4 and s.parts > 1:
+        why = f"{b} bytes x parameters / {s.parts} processes: of this pass, in {s.dtype}"
         yield Part(name="gradients of the pass", size=b * s.shape.parameters // s.parts, why=why)
     yield from _whole_layers(s)
     yield Part(
@@ -437,14 +437,5 @@ def _pass_end(s: Setup) -> Iterator[Part]:
 
 
 def _update(s: Setup) -> Iterator[Part]:
+    """AdamW's fused kernel needs nothing of its own, and the sums over processes are made in place."""
     yield _gradients(s)
-    largest = max(s.shape.table, s.shape.hidden * s.shape.feed_forward)
-    if s.processes > s.parts:
-        why = "4 bytes x parameters: in one piece, to add them up over the processes"
-        yield Part(name="gradients once more", size=4 * s.shape.parameters, why=why)
-    elif s.device == "cpu":
-        why = "AdamW's denominator, for one tensor at a time, the largest first"
-        yield Part(name="AdamW's scratch", size=2 * 4 * largest // s.parts, why=why)
-    else:
-        why = "4 bytes x parameters: AdamW's denominators, made for all tensors at once"
-        yield Part(name="AdamW's scratch", size=4 * s.shape.parameters // s.parts, why=why)

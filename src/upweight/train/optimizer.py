@@ -44,7 +44,7 @@ class MasterAdamW:
         self._ranks = ranks
         self._sharded = any(hasattr(p, "to_local") for p in self._params)
         self._masters = [p.detach().float() if p.dtype.itemsize < 4 else p for p in map(own_part, self._params)]
-        self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay)
+        self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay, fused=True)
         self._sums = GradientSums(self._masters)
 
     def zero_grad(self) -> None:

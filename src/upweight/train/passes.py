@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -111,8 +110,8 @@ def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int, *, shared
         answers: indices into the batch's.
         micro_batch_tokens: of one pass; an answer above it gets a pass of its own.
         shared: count a prompt once for all of its answers in a pass, and no padding. Groups that fit stay whole, and
-            the largest pass is as small as so many passes allow. Else every answer counts as long as the longest of its pass, padding included, and answers of like
-            length go together.
+            the largest pass is as small as so many passes allow. Else every answer counts as long as the longest of
+            its pass, padding included, and answers of like length go together.
     """
     prompts, completions = batch.prompts, batch.completions
     shapes = {b: (len(prompts[b]), len(completions[b].token_ids)) for b in answers}
