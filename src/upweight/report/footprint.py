@@ -29,7 +29,7 @@ TOKENIZER = 800
 
 KEPT_ONE_PASS, KEPT_SEVERAL = 0.25, 0.4
 """Memory that glibc cannot give out again after it was freed in pieces, as a share of the activations of a pass that
-keeps all of them: where an update has one pass or layers are recomputed, and where it has several. Measured on Linux."""
+keeps all of them: where an update has one pass or layers are recomputed, and where it has several; on Linux."""
 
 PIECES = 32 * MB
 """Size from which glibc takes a tensor from the system, and gives it back."""

@@ -11,7 +11,7 @@ class GradientSums:
 
     Gradients stay until the update, while what a pass keeps comes and goes. Each in memory of its own, between a pass's
     tensors, they leave holes that an allocator cannot fill again: with several passes that took more than half as much
-    as the largest of them (`docs/experiments.md`, "Memory of a pass").
+    as the largest of them (`docs/experiments.md`, "The memory of a pass").
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

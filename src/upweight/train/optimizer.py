@@ -161,9 +161,8 @@ class MasterAdamW:
             found = {kind: state[f"{kind}/{name}"].detach().clone() for kind in kinds if f"{kind}/{name}" in state}
             self._adamw.state.pop(master, None)
             if found:
-                self._adamw.state[master] = {
-                    kind: value.cpu() if kind == "step" else value.to(master.device) for kind, value in found.items()
-                }
+                # The fused kernel has the step counter beside the moments, on the same device.
+                self._adamw.state[master] = {kind: value.to(master.device) for kind, value in found.items()}
             if master.dtype != param.dtype:
                 with torch.no_grad():
                     master.copy_(state[f"master/{name}"] if f"master/{name}" in state else own_part(param))
