@@ -135,6 +135,20 @@ def test_an_adapter_and_a_map_with_a_hook_are_called_as_they_are() -> None:
     maps[2].register_forward_hook(lambda *_: seen.append(1))
     operand.through(maps)
     assert seen == [1]
+    (plain,) = maps_of(torch.float64, bias=False)[:1]
+    one_less = plain.forward
+    plain.forward = lambda input: 3 * one_less(input)  # type: ignore[method-assign]
+    (found,) = operand.through([plain])
+    assert_close(found, 3 * one_less(operand.tensor()))
+
+
+def test_under_autocast_the_maps_are_called_as_they_are() -> None:
+    (operand, (x,)), maps = of_itself(torch.float32), maps_of(torch.float32, bias=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        (found, *_) = operand.through(maps)
+    assert found.dtype is torch.bfloat16
+    found.float().sum().backward()
+    assert x.grad is not None
 
 
 def test_without_a_graph_nothing_is_recorded() -> None:

@@ -5,6 +5,7 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -228,18 +229,24 @@ def batch(prompts: int, group: int, before: int, after: int) -> Any:
     before=st.integers(1, 40),
     after=st.integers(1, 40),
     micro=st.integers(1, 2000),
+    updates=st.integers(1, 7),
     shared=st.booleans(),
 )
 def test_the_largest_pass_is_that_of_the_cut(
-    prompts: int, group: int, before: int, after: int, micro: int, shared: bool
+    prompts: int, group: int, before: int, after: int, micro: int, updates: int, shared: bool
 ) -> None:
-    """To within two answers with their prompts: the rests of two groups may be in one pass."""
-    made = cut(batch(prompts, group, before, after), range(prompts * group), micro, shared=shared)
-    groups = [{b // group for b in one.answers} for one in made]
-    scored = max(after * len(one.answers) for one in made)
+    """Exactly, where prompts are shared and answers are alike; else to within two answers with their prompts."""
+    parts = np.array_split(np.arange(prompts), min(updates, prompts))
+    whole = batch(prompts, group, before, after)
+    made = [
+        cut(whole, [b for b in range(prompts * group) if b // group in part], micro, shared=shared) for part in parts
+    ]
+    every = [one for passes in made for one in passes]
+    groups = [{b // group for b in one.answers} for one in every]
+    scored = max(after * len(one.answers) for one in every)
     tokens = max(
         after * len(one.answers) + before * (len(of) if shared else len(one.answers))
-        for one, of in zip(made, groups, strict=True)
+        for one, of in zip(every, groups, strict=True)
     )
     setup = Setup(
         shape=SMALL,
@@ -249,10 +256,14 @@ def test_the_largest_pass_is_that_of_the_cut(
         prompt_tokens=before,
         new_tokens=after,
         micro_batch_tokens=micro,
+        updates=updates,
     )
-    found = setup.pass_tokens
-    assert abs(found[0] - tokens) <= 2 * (before + after)
-    assert abs(found[1] - scored) <= 2 * after
+    if shared:
+        assert setup.pass_tokens == (tokens, scored)
+        assert setup.passes == max(map(len, made))
+    elif updates == 1:
+        assert abs(setup.pass_tokens[0] - tokens) <= 2 * (before + after)
+        assert abs(setup.pass_tokens[1] - scored) <= 2 * after
 
 
 shapes = st.sampled_from(sorted(SHAPES))

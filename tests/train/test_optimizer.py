@@ -148,6 +148,19 @@ def test_a_gradient_leaves_the_parameter_while_the_backward_goes_on() -> None:
     assert [gradient.tolist() for _, gradient in optimizer.gradients() if gradient is not None] == [[1.0] * 3] * 2
 
 
+def test_a_parameter_that_lies_transposed_in_memory_is_updated_like_any_other() -> None:
+    """PyTorch's fused kernel would pair its elements with those of other places."""
+    rows = torch.arange(12.0).view(3, 4)
+    lying, plain = torch.nn.Parameter(rows.t()), torch.nn.Parameter(rows.t().contiguous())
+    for weight in (lying, plain):
+        optimizer = MasterAdamW([weight], weight_decay=0.0)
+        for factor in (1.0, -3.0):
+            optimizer.zero_grad()
+            optimizer.backward((weight * torch.arange(12.0).view(4, 3) * factor).sum())
+            optimizer.step(0.1)
+    assert torch.allclose(lying.detach(), plain.detach(), atol=1e-6)
+
+
 def test_frozen_parameters_are_left_alone() -> None:
     """The optimiser holds what is trained."""
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from upweight.objective.spec import Objective
 from upweight.train.batch import make_batch, with_advantages
-from upweight.train.passes import _in_a_row, cut, plan_updates
+from upweight.train.passes import cut, in_a_row, passes_of, plan_updates
+from upweight.train.ranks import Ranks
 from upweight.train.records import Batch, Group, Update
 from upweight.train.step import Learner, training_step
 
@@ -146,22 +147,39 @@ def test_a_group_that_fits_into_a_pass_is_in_one_pass(group: Callable[..., Group
 
 
 @settings(deadline=None, max_examples=150)
-@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=7), room=st.integers(-3, 30))
+@given(sizes=st.lists(st.integers(1, 12), max_size=7), room=st.integers(-3, 30))
 def test_stretches_are_as_few_as_can_be_and_the_largest_as_small(sizes: list[int], room: int) -> None:
     """Held against every way to cut the row."""
-    found = [sizes[part] for part in _in_a_row(sizes, room)]
+    found = [sizes[part] for part in in_a_row(sizes, room)]
     assert [size for part in found for size in part] == sizes
     places = range(1, len(sizes))
     ways = [
         [sizes[a:b] for a, b in itertools.pairwise([0, *ends, len(sizes)])]
         for count in range(len(sizes))
         for ends in itertools.combinations(places, count)
-    ]
+    ] or [[]]
     allowed = [way for way in ways if all(len(part) == 1 or sum(part) <= room for part in way)]
     fewest = min(map(len, allowed))
     assert found in allowed
     assert len(found) == fewest
-    assert max(map(sum, found)) == min(max(map(sum, way)) for way in allowed if len(way) == fewest)
+    assert max(map(sum, found), default=0) == min(
+        max(map(sum, way), default=0) for way in allowed if len(way) == fewest
+    )
+
+
+@pytest.mark.parametrize(("world", "lengths"), [(2, [3]), (3, [2, 2]), (4, [100, 1, 1, 1])])
+def test_a_rank_without_an_answer_makes_as_many_passes_as_the_others(
+    group: Callable[..., Group], world: int, lengths: list[int]
+) -> None:
+    """A step of little signal: fewer answers than ranks, or one that outweighs the rest."""
+    batch = batch_of([group([1.0, 0.0], [length, 1], row=g) for g, length in enumerate(lengths)])
+    answers = list(range(0, 2 * len(lengths), 2))
+    for shared in (False, True):
+        every = [
+            passes_of(batch, answers, 1000, shared=shared, ranks=Ranks(rank=rank, world=world)) for rank in range(world)
+        ]
+        assert len({len(passes) for passes in every}) == 1
+        assert sorted(b for passes in every for micro in passes if micro.counts for b in micro.answers) == answers
 
 
 @pytest.mark.parametrize("room", [9, 20, 33, 1000])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from upweight.policy.decoder import Decoder
 from upweight.policy.kernels import gate
-from upweight.policy.operand import Operand
+from upweight.policy.operand import Operand, is_plain
 from upweight.policy.variants import Float32Linear
 
 
@@ -49,9 +49,9 @@ def decoder_for_steps(model: Any) -> Decoder:
     """
     plain = Decoder(model)
     linear = [_linear(layer) for layer in model.model.layers]
-    whole = all(type(part) is nn.Linear for parts in linear for part in parts)
+    whole = all(is_plain(part) for parts in linear for part in parts)
     if not whole or not plain.silu or any(part.bias is not None for parts in linear for part in parts[3:]):
-        return plain  # an adapter, another activation, a bias where these families have none
+        return plain  # an adapter, a hook, another activation, a bias where these families have none
     return BlockedDecoder(model)
 
 

@@ -41,9 +41,11 @@ class Operand:
         """The result of each map, [N, O].
 
         Where a gradient is needed and all maps are plain linear ones, the operand's inputs are kept in its place, once
-        for all of them. An adapter, and a map with a hook, is called as it is and keeps what it keeps.
+        for all of them. An adapter, and a map with a hook, is called as it is and keeps what it keeps; so is any
+        under autocast.
         """
-        if not torch.is_grad_enabled() or not all(map(_is_plain, maps)):
+        ours = torch.is_grad_enabled() and all(map(is_plain, maps))
+        if not ours or torch.is_autocast_enabled(self.inputs[0].device.type):
             made = self.tensor()
             return tuple(part(made) for part in maps)
         weights, biases = [part.weight for part in maps], [part.bias for part in maps]
@@ -51,9 +53,10 @@ class Operand:
         return results
 
 
-def _is_plain(part: nn.Module) -> bool:
+def is_plain(part: nn.Module) -> bool:
+    """Whether a call of this module is its linear map and nothing else: no adapter, no hook, no other forward."""
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return type(part) is nn.Linear and not any(hooks)
+    return type(part) is nn.Linear and not any(hooks) and "forward" not in vars(part)
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -61,7 +64,11 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 class _Through(torch.autograd.Function):
-    """See `Operand.through`. Arguments: the operand's inputs, then the maps' weights, then their biases or None."""
+    """Y_i = X W_i^T + b_i of each map; dX = sum_i dY_i W_i, dW_i = dY_i^T X, db_i = the sum of dY_i over tokens.
+
+    X is made of the operand's inputs, forward and again backward, and dX goes on to those. Arguments: the inputs, then
+    the maps' weights, then their biases or None.
+    """
 
     @staticmethod
     def forward(ctx: Any, make: Callable[..., Tensor], maps: int, *tensors: Any) -> tuple[Tensor, ...]:

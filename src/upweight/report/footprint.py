@@ -127,27 +127,43 @@ class Setup:
         return self.own_prompts * self.group_size * (self.prompt_tokens + self.new_tokens)
 
     @property
+    def update_groups(self) -> int:
+        """Groups of a process's share of the largest update."""
+        return -(-self.own_prompts // min(self.updates, self.own_prompts))
+
+    @property
+    def group_tokens(self) -> int:
+        """Of a prompt with all of its answers."""
+        return self.prompt_tokens + self.group_size * self.new_tokens
+
+    @property
+    def pass_answers(self) -> int:
+        """Answers of the largest pass of the compact decoder, as `cut` makes it: whole groups, or part of one."""
+        if self.group_tokens <= self.micro_batch_tokens:
+            passes = -(-self.update_groups // (self.micro_batch_tokens // self.group_tokens))
+            return -(-self.update_groups // passes) * self.group_size
+        fit = max(1, (self.micro_batch_tokens - self.prompt_tokens) // self.new_tokens)
+        return -(-self.group_size // -(-self.group_size // fit))
+
+    @property
     def pass_tokens(self) -> tuple[int, int]:
         """N and M of the largest pass: never less than one sequence, never more than an update has."""
+        if self.compact:
+            answers = self.pass_answers
+            prompts = -(-answers // self.group_size)
+            return prompts * self.prompt_tokens + answers * self.new_tokens, answers * self.new_tokens
         whole = self.prompt_tokens + self.new_tokens
         update = max(whole, self.step_tokens // self.updates)
-        count = min(max(self.micro_batch_tokens, whole), update)
-        if not self.compact:
-            answers = max(1, count // whole)
-            return answers * whole, answers * self.new_tokens
-        # Groups stay whole where they fit, and a prompt is counted once for all of its answers in a pass.
-        group = self.prompt_tokens + self.group_size * self.new_tokens
-        if group <= count:
-            groups = -(-self.own_prompts // self.updates)
-            together = -(-groups // -(-groups // (count // group)))
-            return together * group, together * self.group_size * self.new_tokens
-        fit = max(1, (count - self.prompt_tokens) // self.new_tokens)
-        answers = -(-self.group_size // -(-self.group_size // fit))
-        return self.prompt_tokens + answers * self.new_tokens, answers * self.new_tokens
+        answers = max(1, min(max(self.micro_batch_tokens, whole), update) // whole)
+        return answers * whole, answers * self.new_tokens
 
     @property
     def passes(self) -> int:
         """Of an update."""
+        if self.compact and self.pass_answers < self.group_size:
+            return self.update_groups * -(-self.group_size // self.pass_answers)
+        if self.compact:
+            return -(-self.update_groups // (self.pass_answers // self.group_size))
         return max(1, -(-(self.step_tokens // self.updates) // max(1, self.pass_tokens[0])))
 
 

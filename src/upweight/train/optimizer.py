@@ -44,7 +44,9 @@ class MasterAdamW:
         self._ranks = ranks
         self._sharded = any(hasattr(p, "to_local") for p in self._params)
         self._masters = [p.detach().float() if p.dtype.itemsize < 4 else p for p in map(own_part, self._params)]
-        self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay, fused=True)
+        # The fused kernel walks weight, gradient and moments as they lie in memory.
+        fused = all(master.is_contiguous() for master in self._masters)
+        self._adamw = torch.optim.AdamW(self._masters, lr=0.0, weight_decay=weight_decay, fused=fused)
         self._sums = GradientSums(self._masters)
 
     def zero_grad(self) -> None:
@@ -56,18 +58,20 @@ class MasterAdamW:
     def backward(self, loss: Tensor) -> None:
         """The backward of a pass: each gradient goes to the sum over passes as soon as it is there.
 
-        The sum is at least float32, so that no pass's share is rounded to the model's dtype.
+        The sum is at least float32, so that no pass's share is rounded to the model's dtype. Gradients of sharded
+        parameters go there at the end: FSDP2 makes them on a stream of its own.
         """
         hooks = [
             param.register_post_accumulate_grad_hook(partial(self._take, number))  # type: ignore[no-untyped-call]
             for number, param in enumerate(self._params)
+            if not self._sharded
         ]
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             for hook in hooks:
                 hook.remove()
-        self.collect()  # FSDP2 puts the gradient of a part in place itself, and calls no hook.
+        self.collect()
 
     def collect(self) -> None:
         """Move gradients that are on the parameters to the sum over passes."""
@@ -161,7 +165,7 @@ class MasterAdamW:
             found = {kind: state[f"{kind}/{name}"].detach().clone() for kind in kinds if f"{kind}/{name}" in state}
             self._adamw.state.pop(master, None)
             if found:
-                # The fused kernel has the step counter beside the moments, on the same device.
+                # The fused kernel has the step counter beside the moments; the plain one takes it there as well.
                 self._adamw.state[master] = {kind: value.to(master.device) for kind, value in found.items()}
             if master.dtype != param.dtype:
                 with torch.no_grad():

@@ -109,9 +109,9 @@ def cut(batch: Batch, answers: Sequence[int], micro_batch_tokens: int, *, shared
         batch: whose answers they are.
         answers: indices into the batch's.
         micro_batch_tokens: of one pass; an answer above it gets a pass of its own.
-        shared: count a prompt once for all of its answers in a pass, and no padding. Groups that fit stay whole, and
-            the largest pass is as small as so many passes allow. Else every answer counts as long as the longest of
-            its pass, padding included, and answers of like length go together.
+        shared: count a prompt once for all of its answers in a pass, and no padding. Groups that fit stay whole; in the
+            order of their prompts' lengths the passes are as few as can be, and the largest as small. Else every answer
+            counts as long as the longest of its pass, padding included, and answers of like length go together.
     """
     prompts, completions = batch.prompts, batch.completions
     shapes = {b: (len(prompts[b]), len(completions[b].token_ids)) for b in answers}
@@ -135,7 +135,10 @@ def _padded(shapes: Mapping[int, tuple[int, int]], room: int) -> list[list[int]]
 
 
 def _shared(batch: Batch, shapes: Mapping[int, tuple[int, int]], room: int) -> list[list[int]]:
-    """Whole groups together where they fit, for a group in two passes has its prompt encoded twice."""
+    """Whole groups together where they fit, for a group in two passes has its prompt encoded twice.
+
+    In the order of the prompts' lengths, so that those of a pass are alike.
+    """
     groups: dict[int, list[int]] = {}
     for b in sorted(shapes, key=lambda b: (-shapes[b][1], b)):
         groups.setdefault(int(batch.group_of[b]), []).append(b)
@@ -143,14 +146,21 @@ def _shared(batch: Batch, shapes: Mapping[int, tuple[int, int]], room: int) -> l
     sizes: list[int] = []
     for members in sorted(groups.values(), key=lambda members: (-shapes[members[0]][0], members[0])):
         prompt, answers = shapes[members[0]][0], [shapes[b][1] for b in members]
-        for inside in _in_a_row(answers, room - prompt):
+        for inside in in_a_row(answers, room - prompt):
             parts.append(members[inside])
             sizes.append(prompt + sum(answers[inside]))
-    return [[b for part in parts[inside] for b in part] for inside in _in_a_row(sizes, room)]
+    return [[b for part in parts[inside] for b in part] for inside in in_a_row(sizes, room)]
 
 
-def _in_a_row(sizes: Sequence[int], room: int) -> list[slice]:
-    """Stretches of at most `room` each, or of one that is larger: as few as can be, and the largest as small."""
+def in_a_row(sizes: Sequence[int], room: int) -> list[slice]:
+    """Cut a row into stretches of at most `room` each: as few as can be, and the largest as small.
+
+    Args:
+        sizes: of what is in the row, each above 0; an empty row has no stretch.
+        room: what is larger is a stretch of its own.
+    """
+    if not sizes:
+        return []
 
     def stretches(bound: int) -> list[slice]:
         starts, used = [0], 0
