@@ -123,7 +123,7 @@ class Setup:
     def step_tokens(self) -> int:
         """Tokens of a process's share of a step, as its passes count them."""
         if self.compact:
-            return self.own_prompts * (self.prompt_tokens + self.group_size * self.new_tokens)
+            return self.own_prompts * self.group_tokens
         return self.own_prompts * self.group_size * (self.prompt_tokens + self.new_tokens)
 
     @property

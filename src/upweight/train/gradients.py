@@ -1,4 +1,4 @@
-"""The sum of the passes' gradients, in one piece of memory."""
+"""The sum of the passes' gradients, on a CPU in one piece of memory."""
 
 from collections.abc import Callable, Sequence
 
