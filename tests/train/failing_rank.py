@@ -2,7 +2,7 @@
 
 HOW is kill, sleep, raise, or noise: then nobody goes wrong, and every rank rewards by a noise of its own; or held-out:
 then rank 1 goes wrong in the evaluation after step STEP. With --full the model is in parts, and nothing is saved on the
-way.
+way. After the runs, `threads-RANK` beside FOLDER holds the names of the threads that are still there.
 """
 
 import os
@@ -63,3 +63,6 @@ if __name__ == "__main__":
             eval_dataset=[{"prompt": "say 1"}, {"prompt": "say 2"}] if HOW == "held-out" else None,
             launch=Launch(resume="auto", rank_timeout=10.0, shard="full" if full else "none"),
         ).train()
+    tasks = Path("/proc/self/task")  # Linux's
+    names = [task.joinpath("comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
+    (Path(FOLDER).parent / f"threads-{RANK}").write_text("\n".join(names))

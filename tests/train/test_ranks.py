@@ -338,6 +338,16 @@ def test_a_failure_that_all_ranks_know_of_costs_no_step_of_a_model_in_parts(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--full"]])
+def test_no_thread_of_the_group_outlives_a_run(tmp_path: Path, more: list[str]) -> None:
+    """One that drops its last tensor while Python shuts down aborts a process whose run has ended well."""
+    code, text = run_to_the_end(torchrun([FAILING, "none", "0", str(tmp_path / "run"), *more]), 150)
+    assert code == 0, text
+    threads = [(tmp_path / f"threads-{rank}").read_text() for rank in range(2)]
+    assert "gloo" not in "".join(threads), threads
+
+
+@pytest.mark.slow
 def test_torchrun_starts_them_again_and_they_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, text = run_to_the_end(torchrun([FAILING, "kill", "3", str(folder), "--once"], "--max-restarts", "1"), 200)

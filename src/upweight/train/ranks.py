@@ -1,6 +1,7 @@
 """The processes of a run, and what they say to each other. One process alone is the same code with nothing to say."""
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -181,7 +182,18 @@ def joined_ranks(*, timeout: float = 600.0) -> Iterator[Ranks]:
             yield Ranks(rank=rank, world=world, local=local, heartbeat=heartbeat)
     finally:
         heartbeat.stop()
-        dist.destroy_process_group()
+        _leave()
+
+
+def _leave() -> None:
+    """Leave the process group, and wait for its threads.
+
+    A thread of gloo that still has a tensor to drop while Python shuts down aborts the process: a run that has ended
+    well would count as failed. They end with the last reference to the group; a sharded model, which is made of
+    cycles, holds some.
+    """
+    gc.collect()
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

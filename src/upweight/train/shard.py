@@ -41,6 +41,8 @@ def sharded(policy: Policy, ranks: Ranks) -> Policy:
     """
     model = copy.deepcopy(policy.model)
     mesh = init_device_mesh(policy.device.type, (ranks.world,))
+    # Of use while a model is being compiled only. DTensor's caches keep the mesh for good, and it would keep the group.
+    mesh._pg_registry.clear()
     narrow = policy.dtype.itemsize < 4
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32) if narrow else MixedPrecisionPolicy()
     for module in (*_layers(model), model):
