@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from upweight.policy import head
-from upweight.policy.head import head_logprobs
+from upweight.policy.head import adding_to, head_logprobs
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -102,3 +102,38 @@ def test_an_entropy_over_many_words_is_nearer_the_exact_one_than_the_plain_sum_i
     theirs = (-(rounded.exp() * rounded).sum(dim=-1) - entropy).abs().max()
     assert ours < 4e-6
     assert ours < theirs
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_weight_goes_to_the_sum_that_is_given_for_it(dtype: torch.dtype) -> None:
+    """Of its use as a head alone, and only for as long as the sum is given."""
+    hidden, weight, targets = inputs()
+    weight = weight.detach().to(dtype).requires_grad_()
+    hidden = hidden.detach().to(dtype).requires_grad_()
+
+    def loss() -> Tensor:
+        return head_logprobs(hidden, weight, targets)[0].sum() + 3 * weight.float().sum()
+
+    loss().backward()
+    assert weight.grad is not None
+    whole, d_hidden, weight.grad, hidden.grad = weight.grad.float(), hidden.grad, None, None
+    total = torch.ones(weight.shape)
+    with adding_to({weight: lambda: total}):
+        loss().backward()
+    assert weight.grad.tolist() == torch.full(weight.shape, 3.0).tolist()
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-5, "atol": 2**-5}
+    assert_close(total - 1, whole - 3, **close)
+    assert_close(hidden.grad, d_hidden, rtol=0, atol=0)
+    weight.grad = None
+    loss().backward()
+    assert_close(weight.grad.float(), whole, rtol=0, atol=0)
+    assert_close(total - 1, whole - 3, **close)
+
+
+def test_a_sum_is_not_asked_for_where_the_weight_is_frozen() -> None:
+    hidden, weight, targets = inputs()
+    weight.requires_grad_(False)
+    with adding_to({weight: lambda: pytest.fail("nothing to add")}):
+        head_logprobs(hidden, weight, targets)[0].sum().backward()
+    assert hidden.grad is not None

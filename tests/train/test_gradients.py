@@ -36,6 +36,16 @@ def test_what_is_added_first_replaces_what_the_memory_held() -> None:
     assert made.put(2, torch.ones(5)).tolist() == [1.0] * 5
 
 
+def test_a_sum_that_is_lent_begins_at_0_and_goes_on_from_what_is_there() -> None:
+    made = sums()
+    made.add(2, torch.full((5,), torch.nan))
+    made.clear()
+    assert made.lend(2).add_(1.0).tolist() == [1.0] * 5
+    assert made.lend(2).tolist() == [1.0] * 5
+    assert made.add(2, torch.ones(5)).tolist() == [2.0] * 5
+    assert made.holds(2, made.lend(2))
+
+
 def test_a_sum_knows_itself_until_it_is_dropped() -> None:
     made = sums()
     total = made.add(0, torch.ones(2, 3))

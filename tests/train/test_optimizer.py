@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from upweight.policy.head import head_logprobs
 from upweight.train.args import TrainArgs
 from upweight.train.optimizer import MasterAdamW, learning_rate
 
@@ -146,6 +147,38 @@ def test_a_gradient_leaves_the_parameter_while_the_backward_goes_on() -> None:
     optimizer.backward((hidden * 1.0 * last).sum())
     assert seen == [None]
     assert [gradient.tolist() for _, gradient in optimizer.gradients() if gradient is not None] == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_adds_to_the_sum_gives_the_gradient_that_autograd_gives(tied: bool, dtype: torch.dtype) -> None:
+    """Over two passes, embedding and head one weight or two; a hook of the user's sees the whole gradient as ever."""
+    noise = torch.Generator().manual_seed(3)
+    embedding = torch.nn.Parameter(torch.randn(11, 4, generator=noise).to(dtype))
+    head = embedding if tied else torch.nn.Parameter(torch.randn(11, 4, generator=noise).to(dtype))
+    passes = [torch.randint(0, 11, (2, 5), generator=noise) for _ in range(2)]
+    weights = [embedding] if tied else [embedding, head]
+
+    def loss(ids: Tensor, targets: Tensor) -> Tensor:
+        return head_logprobs(torch.nn.functional.embedding(ids, embedding), head, targets)[0].sum()
+
+    expected = [torch.zeros(11, 4) for _ in weights]
+    for ids, targets in passes:
+        for total, gradient in zip(expected, torch.autograd.grad(loss(ids, targets), weights), strict=True):
+            total += gradient
+    seen: list[Tensor] = []
+    for watched in (False, True):
+        optimizer = MasterAdamW(weights, weight_decay=0.0)
+        hook = head.register_hook(seen.append) if watched else None  # type: ignore[no-untyped-call]
+        for ids, targets in passes:
+            optimizer.backward(loss(ids, targets))
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-6, "atol": 2**-6}
+        for (_, found), total in zip(optimizer.gradients(), expected, strict=True):
+            assert found is not None
+            torch.testing.assert_close(found, total, **close)
+        optimizer.zero_grad()
+        assert hook is None or [gradient.shape for gradient in seen] == [(11, 4)] * 2
+    assert torch.allclose(seen[0].float() + seen[1].float(), expected[-1], atol=2**-6, rtol=2**-6)
 
 
 def test_a_parameter_that_lies_transposed_in_memory_is_updated_like_any_other() -> None:

@@ -4,7 +4,9 @@ Shapes: N tokens, E hidden size, V words. The softmax is made in blocks of token
 maximum (Milakov and Gimelshein, arXiv 1805.02867); the backward makes each block again.
 """
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,26 @@ TOKENS = 1024
 
 ELEMENTS = 1 << 22
 """Of a block, in float32: 16 MB, of which two or three are alive at once."""
+
+_sums: dict[int, Callable[[], Tensor]] = {}
+"""Where a head's backward adds its weight's gradient, by the id of the weight; see `adding_to`."""
+
+
+@contextlib.contextmanager
+def adding_to(sums: Mapping[Tensor, Callable[[], Tensor]]) -> Iterator[None]:
+    """For a while, a backward adds the gradient of these weights to sums, and autograd gets nothing for their use.
+
+    The gradient of a head is as large as the head, and is made when a pass holds all of its activations.
+
+    Args:
+        sums: by weight, a function that gives its sum, at least float32; called where the weight is used as a head.
+    """
+    _sums.update({id(weight): sum_of for weight, sum_of in sums.items()})
+    try:
+        yield
+    finally:
+        for weight in sums:
+            del _sums[id(weight)]
 
 
 def head_logprobs(
@@ -93,7 +115,8 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden, weight, targets, top, log_total = ctx.saved_tensors
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.zeros(hidden.shape, dtype=wide, device=hidden.device)
-        d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        sum_of = _sums.get(id(weight), partial(torch.zeros_like, weight, dtype=wide))
+        d_weight = sum_of() if ctx.needs_input_grad[1] else None
         for rows, across in _blocks(hidden.shape[0], weight.shape[0]):
             scale = (grad[rows] / ctx.scale.temperature).to(torch.float32)
             for words in across:
@@ -108,7 +131,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     _add_product(d_weight[words], d.t(), hidden[rows].to(d.dtype))
         return (
             d_hidden.to(hidden.dtype),
-            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_weight is None or id(weight) in _sums else d_weight.to(weight.dtype),
             None,
             None,
             None,

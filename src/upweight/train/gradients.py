@@ -43,6 +43,14 @@ class GradientSums:
         """Add a gradient, of any dtype, to the sum of tensor `number`; the sum."""
         return self._parts[number].add_(gradient) if number in self._filled else self.put(number, gradient)
 
+    def lend(self, number: int) -> Tensor:
+        """The sum of tensor `number`, to be added to in place; 0 where nothing was added yet."""
+        if number not in self._filled:
+            self._claim(number)
+            self._filled.add(number)
+            self._parts[number].zero_()
+        return self._parts[number]
+
     def over_ranks(self, add_up: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
         """The sums over several processes that hold sums of the same tensors; None where no process has one.
 

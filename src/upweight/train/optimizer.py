@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from upweight.objective.errors import UsageError
+from upweight.policy.head import adding_to
 from upweight.train.args import TrainArgs
 from upweight.train.gradients import GradientSums
 from upweight.train.ranks import ALONE, Ranks
@@ -59,15 +60,18 @@ class MasterAdamW:
         """The backward of a pass: each gradient goes to the sum over passes as soon as it is there.
 
         The sum is at least float32, so that no pass's share is rounded to the model's dtype. Gradients of sharded
-        parameters go there at the end: FSDP2 makes them on a stream of its own.
+        parameters go there at the end: FSDP2 makes them on a stream of its own. A head adds its own to the sum, unless
+        a hook of the user's waits for it.
         """
+        ours = () if self._sharded else tuple(enumerate(self._params))
+        sums = {param: partial(self._lend, number) for number, param in ours if not _is_watched(param)}
         hooks = [
             param.register_post_accumulate_grad_hook(partial(self._take, number))  # type: ignore[no-untyped-call]
-            for number, param in enumerate(self._params)
-            if not self._sharded
+            for number, param in ours
         ]
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with adding_to(sums):
+                loss.backward()  # type: ignore[no-untyped-call]
         finally:
             for hook in hooks:
                 hook.remove()
@@ -86,6 +90,11 @@ class MasterAdamW:
         param.grad = None
         # A parameter that is its own master has its sum as its gradient: another one there was put in its place.
         master.grad = (self._sums.put if master is param else self._sums.add)(number, gradient)
+
+    def _lend(self, number: int) -> Tensor:
+        self._take(number)
+        self._masters[number].grad = total = self._sums.lend(number)
+        return total
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Each parameter with its gradient, collected; None where there is none. Of sharded ones, this rank's part."""
@@ -179,6 +188,11 @@ def _norm(grads: Sequence[Tensor]) -> float:
     # In float32 the square of anything under 1e-23 is 0, and a gradient of 0 means that there is nothing to train.
     largest = max((float(grad.abs().max()) for grad in grads if grad.numel()), default=0.0)
     return largest and largest * math.hypot(*(float((grad.double() / largest).norm()) for grad in grads))
+
+
+def _is_watched(param: Tensor) -> bool:
+    """Whether a hook waits for its gradient."""
+    return bool(param._backward_hooks or param._post_accumulate_grad_hooks)
 
 
 def own_part(tensor: Any) -> Any:
