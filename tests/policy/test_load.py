@@ -39,6 +39,19 @@ def test_dtype_is_that_of_the_weights() -> None:
         load_policy("tiny", dtype="int8")
 
 
+@pytest.mark.parametrize("source", ["tiny", "folder"])
+def test_half_precision_leaves_the_frequencies_of_the_positions_alone(
+    tiny: Policy, tmp_path: Path, source: str
+) -> None:
+    """Rounded to bfloat16, an angle at position 2,000 would be off by a whole turn."""
+    tiny.save(tmp_path)
+    half = load_policy("tiny" if source == "tiny" else str(tmp_path), dtype="bfloat16", device="cpu")
+    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.bfloat16}
+    exact = tiny.model.model.rotary_emb.inv_freq
+    assert not torch.equal(exact, exact.bfloat16().float())
+    assert torch.equal(half.model.model.rotary_emb.inv_freq, exact)
+
+
 def test_device_is_checked() -> None:
     assert load_policy("tiny", device="cpu").device.type == "cpu"
     for name in ("abacus", "mps", "meta"):
@@ -90,7 +103,7 @@ def test_alias_says_what_failed_when_nothing_is_reachable(tmp_path: Path, monkey
 
 def test_alias_comes_from_the_cache_first(tiny: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPWEIGHT_CACHE", str(tmp_path))
-    monkeypatch.setattr(load, "_hub", lambda name: pytest.fail("asked the hub"))
+    monkeypatch.setattr(load, "_hub", lambda name, dtype: pytest.fail("asked the hub"))
     tiny.save(tmp_path / "models" / "smollm2-135m")
     assert load_policy("smollm2-135m").context_length == tiny.context_length
 
@@ -153,7 +166,7 @@ def test_importing_the_package_of_the_policy_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def _refuse(name: str) -> None:
+def _refuse(name: str, **_: Any) -> None:
     raise UsageError(f"{name} is out of reach")
 
 

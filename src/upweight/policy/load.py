@@ -3,6 +3,7 @@
 import os
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def load_policy(name: str, *, dtype: str = "float32", device: str = "auto", seed
         raise bad_parameter("dtype", "load_policy", f"one of {', '.join(DTYPES)}", dtype)
     place = resolve_device(device)
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
-        model, tokenizer = _find(name, seed)
-    return Policy(model=model.to(device=place, dtype=DTYPES[dtype]), tokenizer=tokenizer, name=name)
+        model, tokenizer = _find(name, seed, DTYPES[dtype])
+    return Policy(model=model.to(place), tokenizer=tokenizer, name=name)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -70,27 +71,39 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def _find(name: str, seed: int) -> tuple[Any, Any]:
+def _find(name: str, seed: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Model, with weights of this dtype, and tokenizer."""
     if name == "tiny":
         tokenizer = byte_tokenizer()
-        return tiny_model(seed, tokenizer), tokenizer
+        return _with_weights(tiny_model(seed, tokenizer), dtype), tokenizer
     if name == smollm2.ALIAS:
-        return smollm2.resolve(_folder, _hub)
+        return smollm2.resolve(partial(_folder, dtype=dtype), partial(_hub, dtype=dtype))
     path = given_path(name, "--model")
     if name.endswith(".gguf"):
         if not path.is_file():
             raise UsageError(f"There is no GGUF file {name!r}: check the path.")
-        return read_gguf(path)
+        model, tokenizer = read_gguf(path)
+        return _with_weights(model, dtype), tokenizer
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, dtype)
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise UsageError(f"There is no model folder {name!r}: check the path, or use --model tiny or smollm2-135m.")
-    return _hub(name)
+    return _hub(name, dtype)
 
 
-def _folder(path: Path) -> tuple[Any, Any]:
+def _with_weights(model: Any, dtype: torch.dtype) -> Any:
+    """The model itself with parameters of this dtype; buffers stay as they are.
+
+    `model.to(dtype)` would round the frequencies of rotary embeddings to bfloat16 as well: a model of other positions.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _folder(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
-        return _auto(str(path), local=True)
+        return _auto(str(path), dtype, local=True)
     except MemoryError:
         raise
     except Exception as error:  # of a configuration that nobody has checked: what its readers raise has no common base
@@ -100,10 +113,10 @@ def _folder(path: Path) -> tuple[Any, Any]:
         ) from error
 
 
-def _hub(name: str) -> tuple[Any, Any]:
+def _hub(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """A model of the hub: its local cache first, then the hub itself if it answers quickly."""
     try:
-        return _auto(name, local=True)
+        return _auto(name, dtype, local=True)
     except (OSError, ValueError, KeyError, ImportError):
         pass  # Not in the hub's local cache, or only part of it.
     if not hub_has(name):
@@ -113,7 +126,7 @@ def _hub(name: str) -> tuple[Any, Any]:
             "smollm2-135m."
         )
     try:
-        return _auto(name, local=False)
+        return _auto(name, dtype, local=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(
             f"The model {name!r} is on the Hugging Face hub but could not be loaded ({first_line(error)}): check that "
@@ -140,7 +153,7 @@ def hub_has(name: str) -> bool:
         return False
 
 
-def _auto(source: str, *, local: bool) -> tuple[Any, Any]:
+def _auto(source: str, dtype: torch.dtype, *, local: bool) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-    model = AutoModelForCausalLM.from_pretrained(source, local_files_only=local, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(source, local_files_only=local, dtype=dtype)
     return model, tokenizer

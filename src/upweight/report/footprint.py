@@ -415,13 +415,15 @@ def _head(s: Setup) -> Part:
     block = min(BLOCK, 4 * rows * shape.vocabulary)
     hidden = scored * shape.hidden * (b + 4)
     forward = 3 * block
-    backward = block + (0 if b == 4 else block // 2) + hidden + shape.table * (4 if b == 4 else 4 + b)
-    below = count * b * (2 * shape.hidden + 3 * shape.feed_forward) + b * shape.table
+    total = 0 if s.passes > 1 else 4 * shape.table  # is there already where an earlier pass has made it
+    backward = block + (0 if b == 4 else block // 2) + hidden + total
+    below = count * b * (2 * shape.hidden + 3 * shape.feed_forward) + total
     return Part(
         name="head",
         size=max(forward, backward, below),
-        why=f"blocks of logits of {block / MB:.0f} MB, the gradient of {shape.vocabulary:,} x {shape.hidden:,} weights "
-        f"and of {scored:,} hidden states; the logits never exist as a whole",
+        why=f"blocks of logits of {block / MB:.0f} MB, the gradient of {scored:,} hidden states, or a layer's results"
+        f"{f'; the sum of {shape.vocabulary:,} x {shape.hidden:,} gradients' if total else ''}; the logits never exist "
+        "as a whole",
     )
 
 
@@ -445,10 +447,12 @@ def _pass_end(s: Setup) -> Iterator[Part]:
         why = f"{b} bytes x parameters / {s.parts} processes: of this pass, in {s.dtype}"
         yield Part(name="gradients of the pass", size=b * s.shape.parameters // s.parts, why=why)
     yield from _whole_layers(s)
+    twice = s.shape.tied and not s.compact  # the compact decoder's head has added its own to the sum
     yield Part(
         name="gradient of the embedding",
-        size=b * s.shape.table * (2 if s.shape.tied else 1) + count * layer_bytes(s),
-        why="as large as the embedding, twice where it is the head too; and the first layer's activations",
+        size=b * s.shape.table * (2 if twice else 1) + count * layer_bytes(s),
+        why=f"as large as the embedding{', twice since it is the head too' if twice else ''}; and the first layer's "
+        "activations",
     )
 
 
