@@ -43,7 +43,7 @@ def test_dtype_is_that_of_the_weights() -> None:
 def test_half_precision_leaves_the_frequencies_of_the_positions_alone(
     tiny: Policy, tmp_path: Path, source: str
 ) -> None:
-    """Rounded to bfloat16, an angle at position 2,000 would be off by a whole turn."""
+    """Rounded to bfloat16, an angle at position 2,000 would be off by nearly half a turn."""
     tiny.save(tmp_path)
     half = load_policy("tiny" if source == "tiny" else str(tmp_path), dtype="bfloat16", device="cpu")
     assert {parameter.dtype for parameter in half.model.parameters()} == {torch.bfloat16}
