@@ -115,8 +115,9 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden, weight, targets, top, log_total = ctx.saved_tensors
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.zeros(hidden.shape, dtype=wide, device=hidden.device)
-        sum_of = _sums.get(id(weight), partial(torch.zeros_like, weight, dtype=wide))
-        d_weight = sum_of() if ctx.needs_input_grad[1] else None
+        lent = _sums.get(id(weight))
+        make = lent or partial(torch.zeros_like, weight, dtype=wide)
+        d_weight = make() if ctx.needs_input_grad[1] else None
         for rows, across in _blocks(hidden.shape[0], weight.shape[0]):
             scale = (grad[rows] / ctx.scale.temperature).to(torch.float32)
             for words in across:
@@ -131,7 +132,7 @@ class _HeadLogprobs(torch.autograd.Function):
                     _add_product(d_weight[words], d.t(), hidden[rows].to(d.dtype))
         return (
             d_hidden.to(hidden.dtype),
-            None if d_weight is None or id(weight) in _sums else d_weight.to(weight.dtype),
+            None if d_weight is None or lent else d_weight.to(weight.dtype),
             None,
             None,
             None,
